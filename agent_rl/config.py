@@ -1,0 +1,298 @@
+"""All config models, and how a config is read: YAML file, then ``key=value`` overrides.
+
+Every section is frozen, every field has its line, unknown keys and values out of range raise
+ConfigError naming the key and the nearest valid one. Config is read at construction only.
+
+    config = load_config("ppo.yaml", ["rollout.group_size=4", "actor.optimizer.lr=2e-5"])
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from agent_rl.errors import ConfigError
+from agent_rl.types import ChatTemplateType, ExportStyle, GenerationConfig
+
+
+def _no_limit_is_none(value: Any) -> Any:
+    return None if isinstance(value, float) and math.isinf(value) and value > 0 else value
+
+
+TimeoutS = Annotated[Annotated[float, Field(gt=0)] | None, BeforeValidator(_no_limit_is_none)]
+"""Seconds; None and inf mean no limit, 0 and negatives are refused."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class AgentConfig(Section):
+    """rollout.agent: how an agent (``async def run``) becomes an episode."""
+
+    export_style: ExportStyle = Field(
+        "individual", description="one row per interaction, or concat: one per leaf path"
+    )
+    turn_discount: float = Field(
+        1.0, ge=0.0, le=1.0, description="carries a later interaction's reward back"
+    )
+    chat_template_type: ChatTemplateType = Field(
+        "hf", description="hf: render each turn; concat: extend the parent's ids"
+    )
+    tool_call_parser: str = Field("auto", description="name of the tool-call format")
+    reasoning_parser: str = Field("auto", description="name of the reasoning format")
+    engine_max_tokens: int | None = Field(
+        None, gt=0, description="cap on prompt and completion tokens of one call"
+    )
+    max_requests: int | None = Field(
+        64, gt=0, description="model calls one episode may make; null is no limit"
+    )
+
+    @model_validator(mode="after")
+    def _concat_needs_concat(self) -> AgentConfig:
+        if self.export_style == "concat" and self.chat_template_type != "concat":
+            raise ValueError(
+                "export_style=concat needs chat_template_type=concat, so that each prompt extends "
+                "the ids of its parent"
+            )
+        return self
+
+
+class RolloutConfig(Section):
+    """rollout: how episodes are collected."""
+
+    group_size: int = Field(1, ge=1, description="episodes per datum that share a baseline")
+    consumer_batch_size: int = Field(8, ge=1, description="groups in one training batch")
+    max_concurrent_rollouts: int | None = Field(
+        None, ge=1, description="groups running at once; null: consumer_batch_size"
+    )
+    max_head_offpolicyness: int = Field(
+        0, ge=0, description="versions that the oldest token of a batch may be behind"
+    )
+    queue_size: int | None = Field(
+        None, ge=1, description="groups waiting; null: 16 times max_concurrent_rollouts"
+    )
+    episode_timeout_s: TimeoutS = Field(600.0, description="deadline of one episode; null: none")
+    on_error: Literal["reject", "raise"] = Field(
+        "reject", description="reject: a failed episode costs its own sample; raise: stop"
+    )
+    dump_to_file: bool = Field(False, description="write every trajectory as JSON lines")
+    fileroot: str | None = Field(None, description="folder of the dump; null: the top fileroot")
+    tokenizer_path: str | None = Field(None, description="null: the top tokenizer_path")
+    agent: AgentConfig = Field(default_factory=AgentConfig)
+
+
+class EngineConfig(Section):
+    """engine: the embedded engine; it shares the actor's parameters."""
+
+    device: str | None = Field(None, description="null: cuda when there is one, else cpu")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the weights")
+    max_batch_size: int = Field(32, ge=1, description="sequences decoded together")
+    max_seq_len: int = Field(2048, ge=8, description="prompt and completion tokens of a sequence")
+
+
+class OptimizerConfig(Section):
+    """actor.optimizer: AdamW and its schedule."""
+
+    lr: float = Field(2e-5, ge=0.0, description="peak learning rate")
+    weight_decay: float = Field(0.01, ge=0.0)
+    beta1: float = Field(0.9, ge=0.0, lt=1.0)
+    beta2: float = Field(0.999, ge=0.0, lt=1.0)
+    eps: float = Field(1e-8, gt=0.0)
+    gradient_clipping: float = Field(1.0, gt=0.0, description="maximum norm of the gradient")
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps_proportion: float = Field(0.001, ge=0.0, le=1.0)
+    min_lr_ratio: float = Field(0.0, ge=0.0, le=1.0)
+
+
+class NormConfig(Section):
+    """actor.reward_norm and actor.adv_norm (docs/guides/training.md has worked numbers)."""
+
+    mean_level: Literal["batch", "group"] | None = "batch"
+    mean_leave1out: bool = False
+    std_level: Literal["batch", "group"] | None = "batch"
+    std_unbiased: bool = True
+    eps: float = Field(1e-5, gt=0.0)
+
+    @property
+    def uses_group_statistics(self) -> bool:
+        return "group" in (self.mean_level, self.std_level)
+
+
+class ActorConfig(Section):
+    """actor: the policy, its loss and its optimizer."""
+
+    path: str | None = Field(None, description="Hugging Face folder; null: tokenizer_path")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the weights")
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    ppo_n_minibatches: int = Field(1, ge=1, description="optimizer steps for one batch")
+    max_tokens_per_mb: int = Field(4096, ge=1, description="tokens of one forward pass")
+    gradient_checkpointing: bool = False
+    eps_clip: float = Field(0.2, gt=0.0)
+    eps_clip_higher: float | None = Field(None, gt=0.0, description="null: eps_clip")
+    c_clip: float | None = Field(None, gt=1.0, description="dual clip; null: off")
+    reward_bias: float = 0.0
+    reward_scaling: float = 1.0
+    reward_clip: float = Field(20.0, gt=0.0)
+    reward_norm: NormConfig | None = Field(
+        default_factory=lambda: NormConfig(mean_level="group", std_level="group"),
+        description="GRPO by default: group mean and group std",
+    )
+    adv_norm: NormConfig | None = None
+    gamma: float = Field(1.0, ge=0.0, le=1.0)
+    gae_lambda: float = Field(1.0, ge=0.0, le=1.0)
+    min_usable_group_size: int | None = Field(
+        None, ge=1, description="null: 2 with group statistics, else 1"
+    )
+
+
+class StepsConfig(Section):
+    """saver, recover and evaluator: how often; whichever is due first. All null: never."""
+
+    freq_epochs: int | None = Field(None, ge=1)
+    freq_steps: int | None = Field(None, ge=1)
+    freq_secs: float | None = Field(None, gt=0)
+
+
+class EvaluatorConfig(StepsConfig):
+    """evaluator."""
+
+    eval_before_train: bool = Field(False, description="evaluate once before the first step")
+
+
+class StatsLoggerConfig(Section):
+    """stats_logger: where metrics go besides the console."""
+
+    console: bool = Field(True, description="print a table after each step")
+    jsonl: bool = Field(True, description="append every step to metrics.jsonl")
+
+
+class PPOConfig(Section):
+    """The config of ``PPOTrainer``."""
+
+    experiment_name: str = Field("agent_rl", min_length=1)
+    trial_name: str = Field("trial", min_length=1)
+    fileroot: str = Field("runs", min_length=1, description="everything is written below it")
+    seed: int = 1
+    total_train_epochs: int = Field(1, ge=1)
+    total_train_steps: int | None = Field(None, ge=1, description="null: by epochs")
+    tokenizer_path: str = Field("", description="Hugging Face folder of model and tokenizer")
+    gconfig: GenerationConfig = Field(default_factory=GenerationConfig)
+    eval_gconfig: GenerationConfig | None = Field(None, description="null: greedy gconfig")
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    engine: EngineConfig = Field(default_factory=EngineConfig)
+    actor: ActorConfig = Field(default_factory=ActorConfig)
+    train_dataset: str | None = Field(None, description="JSONL or Parquet file")
+    valid_dataset: str | None = Field(None, description="JSONL or Parquet file")
+    saver: StepsConfig = Field(default_factory=StepsConfig)
+    evaluator: EvaluatorConfig = Field(default_factory=EvaluatorConfig)
+    stats_logger: StatsLoggerConfig = Field(default_factory=StatsLoggerConfig)
+
+
+def load_config(
+    path: str | Path | None = None, overrides: Iterable[str] = (), *, base: PPOConfig | None = None
+) -> PPOConfig:
+    """Read YAML, apply ``a.b=value`` overrides (values are YAML too), check everything.
+
+    ``base`` gives the values that neither mentions, in place of the defaults.
+
+    Raises:
+        ConfigError: the file cannot be read, a key is unknown or a value out of range.
+    """
+    tree: dict[str, Any] = base.model_dump(exclude_unset=True) if base is not None else {}
+    if path is not None:
+        _merge(tree, _read_yaml(Path(path)))
+    for override in overrides:
+        key, separator, text = override.partition("=")
+        if not separator or not key.strip():
+            raise ConfigError(f"override {override!r} must look like key=value")
+        _set(tree, key.strip().split("."), _parse_value(override, text))
+    try:
+        return PPOConfig.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(_explain(error)) from None
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the config {path}: {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the config {path} is not valid YAML: {error}") from error
+    if tree is not None and not isinstance(tree, dict):
+        raise ConfigError(f"the config {path} must be a mapping, not {type(tree).__name__}")
+    return tree or {}
+
+
+def _parse_value(override: str, text: str) -> Any:
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"override {override!r}: the value is not valid YAML: {error}") from error
+    if isinstance(value, str):  # YAML 1.1 reads 2e-5 as text
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _merge(tree: dict[str, Any], update: Mapping[str, Any]) -> None:
+    for key, value in update.items():
+        if isinstance(value, Mapping) and isinstance(tree.get(key), dict):
+            _merge(tree[key], value)
+        else:
+            tree[key] = value
+
+
+def _set(tree: dict[str, Any], keys: list[str], value: Any) -> None:
+    for key in keys[:-1]:
+        child = tree.get(key)
+        if not isinstance(child, dict):
+            child = tree[key] = {}
+        tree = child
+    tree[keys[-1]] = value
+
+
+def _explain(error: ValidationError) -> str:
+    """One line for each fault: the key, what is wrong, the nearest valid key."""
+    lines = []
+    for fault in error.errors():
+        keys = [str(part) for part in fault["loc"] if not str(part).startswith("function-")]
+        key = ".".join(keys)
+        if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            names = _field_names(keys[:-1])
+            near = difflib.get_close_matches(keys[-1], names, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"valid keys: {', '.join(names)}"
+            lines.append(f"unknown config key {key!r}; {hint}")
+        else:
+            message = fault["msg"].removeprefix("Value error, ")
+            lines.append(f"config key {key!r} = {fault['input']!r}: {message}")
+    return "; ".join(lines)
+
+
+def _field_names(keys: list[str]) -> list[str]:
+    """The keys that are valid inside the section that ``keys`` leads to."""
+    section: Any = PPOConfig
+    for key in keys:
+        annotation = section.model_fields[key].annotation
+        options = [annotation, *get_args(annotation)]
+        section = next(
+            option
+            for option in options
+            if hasattr(option, "__init__")
+            and (
+                isinstance(option, type)
+                and (issubclass(option, BaseModel) or option is GenerationConfig)
+            )
+        )
+    if section is GenerationConfig:
+        return list(GenerationConfig.__dataclass_fields__)
+    return list(section.model_fields)

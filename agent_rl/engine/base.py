@@ -1,0 +1,86 @@
+"""The engine seam: token ids in, sampled token ids with log-probs and versions out.
+
+An engine never sees a message. All calls that may wait are coroutines and may be made from any
+event loop; versions are plain integers of the weights. Cancelling ``agenerate`` or closing the
+iterator of ``astream`` frees the slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, TypeAlias
+
+from agent_rl.types import GenerationConfig, ModelRequest, ModelResponse, TokenDelta
+
+StreamItem: TypeAlias = TokenDelta | ModelResponse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightUpdate:
+    """trainer -> engine: weights of ``version`` are ready.
+
+    ``in_process``: the engine shares the trainer's parameters, nothing is copied.
+    ``disk``: ``path`` is a Hugging Face folder of safetensors.
+    """
+
+    version: int
+    method: Literal["in_process", "disk"] = "in_process"
+    path: Path | None = None
+
+
+class InferenceEngine(Protocol):
+    @property
+    def max_seq_len(self) -> int:
+        """Prompt and completion tokens that one sequence may hold."""
+
+    @property
+    def supported(self) -> frozenset[str]:
+        """Names of the optional ``GenerationConfig`` fields that this engine honours.
+
+        The fields of every engine (max_new_tokens, max_tokens, temperature, greedy, n_samples,
+        stop_token_ids) are not listed. The API refuses a request that uses any other field.
+        """
+
+    async def agenerate(self, req: ModelRequest) -> ModelResponse:
+        """Sample one completion.
+
+        Raises:
+            ContextLengthError: the prompt leaves no room for one new token.
+            EngineError: the engine is closed or broke down.
+        """
+
+    def astream(self, req: ModelRequest) -> AsyncIterator[StreamItem]:
+        """Token deltas in order, then the ModelResponse that holds all of them."""
+
+    async def abort(self, rid: str) -> None:
+        """End that request with stop reason "abort" and the tokens it has; else do nothing."""
+
+    async def pause(self) -> None:
+        """Return once no decode step is running; requests wait, none fails."""
+
+    async def resume(self) -> None:
+        """Go on from the tokens each request has."""
+
+    def get_version(self) -> int: ...
+
+    def set_version(self, version: int) -> None: ...
+
+    async def update_weights(self, update: WeightUpdate) -> None:
+        """Use new weights from the next token on, dropping caches made by the old ones."""
+
+    async def health(self) -> bool: ...
+
+    async def close(self) -> None:
+        """Fail what is running with EngineError, free memory and threads. May be called twice."""
+
+
+def token_budget(gconfig: GenerationConfig, num_prompt_tokens: int, max_seq_len: int) -> int:
+    """How many new tokens the request may sample; below 1 means that the prompt is too long."""
+    limits = [max_seq_len - num_prompt_tokens]
+    if gconfig.max_new_tokens is not None:
+        limits.append(gconfig.max_new_tokens)
+    if gconfig.max_tokens is not None:
+        limits.append(gconfig.max_tokens - num_prompt_tokens)
+    return min(limits)

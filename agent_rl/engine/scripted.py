@@ -1,0 +1,170 @@
+"""ScriptedEngine: the engine seam over a list of replies, for tests and for trying out agents.
+
+Replies are used in the order in which requests arrive; nothing is sampled. What a reply may be:
+
+    "four"              text: encoded with the tokenizer, its end-of-turn token appended
+    [20, 21, 2]         token ids as sampled; log-probs -0.1, -0.2, -0.3
+    {"output_tokens": [20], "stop_reason": "length"}    fields of ModelResponse; the rest by rule
+    ValueError("boom")  raised
+    lambda req: ...     called with the ModelRequest, returns any of the above; may be async
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from agent_rl.engine.base import StreamItem, WeightUpdate, token_budget
+from agent_rl.errors import ContextLengthError, EngineError
+from agent_rl.types import ModelRequest, ModelResponse, TokenDelta
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Reply: TypeAlias = (
+    "str | list[int] | dict[str, Any] | BaseException | Callable[[ModelRequest], Any]"
+)
+
+
+class ScriptedEngine:
+    """A deterministic ``InferenceEngine``.
+
+    Args:
+        replies: see the module docstring. Running out of them is an EngineError unless ``repeat``.
+        tokenizer: needed for replies that are text.
+        latency_s: each reply waits this long first; abort and cancellation end the wait.
+        version: weight version of the first tokens.
+        repeat: start again from the first reply when all are used.
+    """
+
+    supported = frozenset(
+        {"min_new_tokens", "top_p", "top_k", "min_p", "stop", "seed", "logit_bias"}
+        | {"frequency_penalty", "presence_penalty", "repetition_penalty"}
+    )
+
+    def __init__(
+        self,
+        replies: Iterable[Reply],
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        latency_s: float = 0.0,
+        version: int = 0,
+        repeat: bool = False,
+        max_seq_len: int = 1 << 20,
+    ) -> None:
+        self.requests: list[ModelRequest] = []
+        self.max_seq_len = max_seq_len
+        self._replies = list(replies)
+        self._tokenizer = tokenizer
+        self._latency_s = latency_s
+        self._version = version
+        self._repeat = repeat
+        self._aborted: dict[str, asyncio.Event] = {}
+        self._running = asyncio.Event()
+        self._running.set()
+        self._is_closed = False
+
+    async def agenerate(self, req: ModelRequest) -> ModelResponse:
+        if self._is_closed:
+            raise EngineError("the engine is closed")
+        budget = token_budget(req.gconfig, len(req.input_ids), self.max_seq_len)
+        if budget < 1:
+            limit = len(req.input_ids) + budget
+            raise ContextLengthError(prompt_tokens=len(req.input_ids), limit=limit)
+        start = time.perf_counter()
+        reply = self._next_reply(req)
+        await self._running.wait()
+        version = self._version
+        aborted = self._aborted.setdefault(req.rid, asyncio.Event())
+        try:
+            if self._latency_s > 0 and await _happens_within(aborted, self._latency_s):
+                reply = {"output_tokens": [], "stop_reason": "abort"}
+            fields = self._fields(await _resolve(reply, req))
+        finally:
+            self._aborted.pop(req.rid, None)
+        count = len(fields["output_tokens"])
+        defaults: dict[str, Any] = {
+            "input_tokens": tuple(req.input_ids),
+            "output_logprobs": [round(-0.1 * (i + 1), 10) for i in range(count)],
+            "output_versions": [version] * count,
+            "stop_reason": "stop",
+            "latency_s": time.perf_counter() - start,
+            "ttft_s": time.perf_counter() - start,
+        }
+        return ModelResponse(**{**defaults, **fields})
+
+    async def astream(self, req: ModelRequest) -> AsyncIterator[StreamItem]:
+        response = await self.agenerate(req)
+        per_token = (response.output_tokens, response.output_logprobs, response.output_versions)
+        for token_id, logprob, version in zip(*per_token, strict=True):
+            yield TokenDelta(token_ids=(token_id,), logprobs=(logprob,), versions=(version,))
+        yield response
+
+    async def abort(self, rid: str) -> None:
+        if rid in self._aborted:
+            self._aborted[rid].set()
+
+    async def pause(self) -> None:
+        self._running.clear()
+
+    async def resume(self) -> None:
+        self._running.set()
+
+    def get_version(self) -> int:
+        return self._version
+
+    def set_version(self, version: int) -> None:
+        self._version = version
+
+    async def update_weights(self, update: WeightUpdate) -> None:
+        self._version = update.version
+
+    async def health(self) -> bool:
+        return not self._is_closed
+
+    async def close(self) -> None:
+        self._is_closed = True
+
+    def _next_reply(self, req: ModelRequest) -> Reply:
+        index = len(self.requests)
+        self.requests.append(req)
+        if index >= len(self._replies) and not (self._repeat and self._replies):
+            raise EngineError(
+                f"ScriptedEngine has {len(self._replies)} replies and got request {index + 1}; "
+                "give it more replies or repeat=True"
+            )
+        return self._replies[index % len(self._replies)]
+
+    def _fields(self, reply: Any) -> dict[str, Any]:
+        if isinstance(reply, BaseException):
+            raise reply
+        if isinstance(reply, dict):
+            return {"output_tokens": [], **reply}
+        if isinstance(reply, str):
+            if self._tokenizer is None:
+                raise EngineError("a text reply needs ScriptedEngine(..., tokenizer=...)")
+            ids = list(self._tokenizer.encode(reply, add_special_tokens=False))
+            eos = self._tokenizer.eos_token_id
+            return {"output_tokens": ids if eos is None else [*ids, eos]}
+        if isinstance(reply, list | tuple):
+            return {"output_tokens": list(reply)}
+        raise EngineError(f"ScriptedEngine cannot use a reply of type {type(reply).__name__}")
+
+
+async def _happens_within(event: asyncio.Event, limit_s: float) -> bool:
+    try:
+        await asyncio.wait_for(event.wait(), limit_s)
+    except TimeoutError:
+        return False
+    return True
+
+
+async def _resolve(reply: Any, req: ModelRequest) -> Any:
+    if callable(reply) and not isinstance(reply, BaseException):
+        reply = reply(req)
+        if inspect.isawaitable(reply):
+            reply = await reply
+    return reply

@@ -1,0 +1,133 @@
+"""The exception tree, and the worded boundary that says whose fault a failure was.
+
+Every message names the field, the value and the fix. Errors of the user's input also derive from
+the built-in class a Python programmer would expect (ValueError, KeyError, ...).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, TypeAlias
+
+Boundary: TypeAlias = Literal["agent", "client", "engine", "reward", "judge"]
+
+
+class AgentRLError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class ConfigError(AgentRLError, ValueError):
+    """A config key or value is wrong; the message names the key and the nearest valid one."""
+
+
+class MissingDependencyError(AgentRLError, ImportError):
+    """An optional package is needed; the message has the install command."""
+
+
+class ModelLoadError(AgentRLError, OSError):
+    """A model or tokenizer folder cannot be loaded."""
+
+
+class DatasetError(AgentRLError, ValueError):
+    """A dataset cannot be read, is empty, or has rows that are not JSON objects."""
+
+
+class CheckpointError(AgentRLError, OSError):
+    """A checkpoint cannot be written, or what was found is not one of ours."""
+
+
+class RequestError(AgentRLError, ValueError):
+    """A generation request is refused (HTTP 400). ``param`` names the field."""
+
+    status = 400
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class ContextLengthError(RequestError):
+    """The prompt leaves no room for even one new token."""
+
+    def __init__(self, *, prompt_tokens: int, limit: int) -> None:
+        super().__init__(
+            f"the prompt has {prompt_tokens} tokens and the context holds {limit}; shorten the "
+            "messages or raise engine.max_seq_len",
+            param="messages",
+            code="context_length_exceeded",
+        )
+
+
+class TooManyRequestsError(RequestError):
+    """The client's ``max_requests`` is used up (HTTP 429): a runaway agent loop."""
+
+    status = 429
+
+
+class NotSupportedError(RequestError):
+    """An endpoint that does not exist here (HTTP 404)."""
+
+    status = 404
+
+
+class EngineError(AgentRLError, RuntimeError):
+    """The engine failed or was closed; the request may be tried again elsewhere."""
+
+
+class TokenError(AgentRLError, ValueError):
+    """Messages cannot be turned into token ids: no template, or a part that is not supported."""
+
+
+class ExportError(AgentRLError, ValueError):
+    """Recorded interactions cannot be exported in the style asked for."""
+
+
+class WorkflowResolutionError(AgentRLError, ValueError):
+    """``workflow=`` names nothing that can run episodes; the message lists what was tried."""
+
+
+class WorkflowContractError(AgentRLError, ValueError):
+    """A workflow broke the contract in a way that retrying cannot mend; it stops the run."""
+
+
+class CollectorError(AgentRLError, RuntimeError):
+    """The collector's background work died; ``__cause__`` has the reason."""
+
+
+class EpisodeError(AgentRLError):
+    """One episode failed. It costs its own sample only; ``boundary`` says whose fault it was."""
+
+    boundary: Boundary = "agent"
+
+    def __init__(self, message: str, *, boundary: Boundary | None = None) -> None:
+        super().__init__(message)
+        if boundary is not None:
+            self.boundary = boundary
+
+
+class RewardError(EpisodeError):
+    """The episode's reward is missing, not a number, not finite, or for an unknown id."""
+
+    boundary: Boundary = "reward"
+
+
+class EpisodeTimeoutError(EpisodeError):
+    """The episode ran past ``rollout.episode_timeout_s``."""
+
+
+@contextmanager
+def boundary(owner: Boundary) -> Iterator[None]:
+    """Turn whatever the foreign code inside raises into an EpisodeError of that owner.
+
+    Our own typed errors pass unchanged, and so do the signals to stop (KeyboardInterrupt,
+    CancelledError): they are not failures of an episode. SystemExit in an agent is one.
+    """
+    try:
+        yield
+    except AgentRLError:
+        raise
+    except (Exception, SystemExit) as error:
+        name = type(error).__name__
+        raise EpisodeError(f"{owner} raised {name}: {error}", boundary=owner) from error
