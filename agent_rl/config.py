@@ -85,7 +85,7 @@ class RolloutConfig(Section):
     dump_to_file: bool = Field(False, description="write every trajectory as JSON lines")
     fileroot: str | None = Field(None, description="folder of the dump; null: the top fileroot")
     tokenizer_path: str | None = Field(None, description="null: the top tokenizer_path")
-    agent: AgentConfig = Field(default_factory=AgentConfig)
+    agent: AgentConfig = AgentConfig()
 
 
 class EngineConfig(Section):
@@ -130,7 +130,7 @@ class ActorConfig(Section):
 
     path: str | None = Field(None, description="Hugging Face folder; null: tokenizer_path")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the weights")
-    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    optimizer: OptimizerConfig = OptimizerConfig()
     ppo_n_minibatches: int = Field(1, ge=1, description="optimizer steps for one batch")
     max_tokens_per_mb: int = Field(4096, ge=1, description="tokens of one forward pass")
     gradient_checkpointing: bool = False
@@ -183,16 +183,16 @@ class PPOConfig(Section):
     total_train_epochs: int = Field(1, ge=1)
     total_train_steps: int | None = Field(None, ge=1, description="null: by epochs")
     tokenizer_path: str = Field("", description="Hugging Face folder of model and tokenizer")
-    gconfig: GenerationConfig = Field(default_factory=GenerationConfig)
+    gconfig: GenerationConfig = GenerationConfig()
     eval_gconfig: GenerationConfig | None = Field(None, description="null: greedy gconfig")
-    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
-    engine: EngineConfig = Field(default_factory=EngineConfig)
-    actor: ActorConfig = Field(default_factory=ActorConfig)
+    rollout: RolloutConfig = RolloutConfig()
+    engine: EngineConfig = EngineConfig()
+    actor: ActorConfig = ActorConfig()
     train_dataset: str | None = Field(None, description="JSONL or Parquet file")
     valid_dataset: str | None = Field(None, description="JSONL or Parquet file")
-    saver: StepsConfig = Field(default_factory=StepsConfig)
-    evaluator: EvaluatorConfig = Field(default_factory=EvaluatorConfig)
-    stats_logger: StatsLoggerConfig = Field(default_factory=StatsLoggerConfig)
+    saver: StepsConfig = StepsConfig()
+    evaluator: EvaluatorConfig = EvaluatorConfig()
+    stats_logger: StatsLoggerConfig = StatsLoggerConfig()
 
 
 def load_config(
