@@ -1,0 +1,105 @@
+"""The command line: thin commands over public names.
+
+Exit code 0: done, also after Ctrl-C, when a checkpoint was kept; 1: it failed; 2: the user's input.
+Errors are one line; ``--debug`` shows the traceback.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import click
+
+from agent_rl import __version__
+from agent_rl.errors import (
+    AgentRLError,
+    ConfigError,
+    DatasetError,
+    MissingDependencyError,
+    ModelLoadError,
+    RequestError,
+    TokenError,
+    WorkflowResolutionError,
+)
+
+_USER_INPUT = (
+    ConfigError,
+    DatasetError,
+    MissingDependencyError,
+    ModelLoadError,
+    RequestError,
+    TokenError,
+    WorkflowResolutionError,
+)
+
+_overrides = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option("--debug", is_flag=True, help="Show tracebacks and debug logs.")
+@click.version_option(__version__, prog_name="agent-rl")
+def app(debug: bool) -> None:
+    """Swap one client and any LLM agent becomes trainable."""
+    logging.basicConfig(
+        level=logging.DEBUG if debug else logging.WARNING,
+        format="%(levelname)s %(name)s: %(message)s",
+    )
+
+
+@app.command()
+@click.option("--seed", default=1, show_default=True, help="Of tasks, sampling and training.")
+@click.option("--out", default="runs/demo", show_default=True, help="Folder that the run writes.")
+@_overrides
+def demo(seed: int, out: str, overrides: tuple[str, ...]) -> None:
+    """Train a small tool-using agent on this machine and watch its reward rise.
+
+    Example: agent-rl demo --seed 2 total_train_steps=4
+    """
+    from agent_rl.demo.runner import run_demo
+
+    run_demo(seed=seed, out=Path(out), overrides=overrides)
+
+
+@app.command()
+@click.argument("config", type=click.Path(path_type=Path))
+@_overrides
+@click.option("--workflow", required=True, help="The agent or workflow to train: pkg.mod.Name.")
+@click.option("--eval-workflow", help="The same for evaluation; default: the one that is trained.")
+def train(
+    config: Path, overrides: tuple[str, ...], workflow: str, eval_workflow: str | None
+) -> None:
+    """Train an agent with PPO/GRPO, settings from a YAML file.
+
+    Example: agent-rl train ppo.yaml --workflow my_agents.MathAgent rollout.group_size=8
+    """
+    from agent_rl.config import load_config
+
+    settings = load_config(config, overrides)
+    from agent_rl.train.trainer import PPOTrainer
+
+    sys.path.insert(0, str(Path.cwd()))  # as `python -m` does: the user's modules are here
+    with PPOTrainer(settings) as trainer:
+        trainer.train(workflow=workflow, eval_workflow=eval_workflow)
+
+
+def main() -> None:
+    """Entry point of ``agent-rl``: maps every outcome to an exit code and one line."""
+    try:
+        code = app(standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        code = 0
+    except click.ClickException as error:
+        error.show()
+        code = 2
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("stopped", err=True)
+        code = 0
+    except (AgentRLError, OSError) as error:
+        if "--debug" in sys.argv:
+            raise
+        click.echo(f"error: {' '.join(str(error).split()) or type(error).__name__}", err=True)
+        code = 2 if isinstance(error, _USER_INPUT) else 1
+    sys.exit(code if isinstance(code, int) else 0)

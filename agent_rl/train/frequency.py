@@ -1,0 +1,32 @@
+"""When something periodic is due: every so many epochs, steps or seconds, whichever is first."""
+
+from __future__ import annotations
+
+import time
+
+from agent_rl.config import StepsConfig
+
+
+class Frequency:
+    """Asked once after every step. All limits null: never due."""
+
+    def __init__(self, config: StepsConfig) -> None:
+        self._config = config
+        self._steps = 0
+        self._epochs = 0
+        self._last_s = time.monotonic()
+
+    def is_due(self, *, is_epoch_end: bool) -> bool:
+        self._steps += 1
+        self._epochs += is_epoch_end
+        now_s = time.monotonic()
+        limits = (
+            (self._config.freq_steps, self._steps),
+            (self._config.freq_epochs, self._epochs),
+            (self._config.freq_secs, now_s - self._last_s),
+        )
+        if not any(limit is not None and count >= limit for limit, count in limits):
+            return False
+        self._steps = self._epochs = 0
+        self._last_s = now_s
+        return True

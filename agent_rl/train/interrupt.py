@@ -1,0 +1,52 @@
+"""Ctrl-C and SIGTERM: at once while waiting, after the optimizer step while weights change.
+
+The handler raises KeyboardInterrupt in the main thread; inside ``deferred()`` it waits for the end
+of the block, so that a checkpoint never holds half of an update. A second signal does not wait.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """Owns the two handlers between ``__enter__`` and ``__exit__``; inert off the main thread."""
+
+    def __init__(self) -> None:
+        self._is_deferred = False
+        self._is_requested = False
+        self._previous: dict[signal.Signals, signal._HANDLER] = {}
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            self._previous = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Hold back the first signal until the end of the block."""
+        self._is_deferred = True
+        try:
+            yield
+        finally:
+            self._is_deferred = False
+        if self._is_requested:
+            self._is_requested = False
+            raise KeyboardInterrupt
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._is_deferred and not self._is_requested:
+            self._is_requested = True
+            return
+        raise KeyboardInterrupt

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent_rl import PPOConfig, load_config
+from agent_rl.errors import ConfigError
+
+
+def test_defaults_run_and_overrides_are_yaml() -> None:
+    config = load_config(None, ["rollout.group_size=4", "actor.optimizer.lr=3e-5"])
+    assert config.rollout.group_size == 4
+    assert config.actor.optimizer.lr == 3e-5
+
+
+def test_overrides_win_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "ppo.yaml"
+    path.write_text("seed: 7\nrollout:\n  group_size: 2\n  consumer_batch_size: 3\n")
+    config = load_config(path, ["rollout.group_size=8"])
+    assert (config.seed, config.rollout.group_size, config.rollout.consumer_batch_size) == (7, 8, 3)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "rollout.groupsize=4",
+            "unknown config key 'rollout.groupsize'; did you mean 'group_size'",
+        ),
+        ("gconfig.temprature=1", "did you mean 'temperature'"),
+        ("actor.reward_norm.level=group", "unknown config key 'actor.reward_norm.level'"),
+        ("rollout.group_size=0", "'rollout.group_size' = 0"),
+        ("rollout.episode_timeout_s=0", "'rollout.episode_timeout_s' = 0"),
+        ("gconfig.temperature=-1", "gconfig.temperature is -1"),
+        ("actor.optimizer.lr=fast", "'actor.optimizer.lr' = 'fast'"),
+        ("seed", "must look like key=value"),
+        ("seed=[", "not valid YAML"),
+        ("rollout=3", "'rollout' = 3"),
+        ("rollout.agent.export_style=concat", "needs chat_template_type=concat"),
+    ],
+)
+def test_bad_keys_and_values_are_named(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, [override])
+    assert message in str(caught.value)
+
+
+def test_no_limit_is_written_null_or_inf() -> None:
+    """Case B146: None and inf mean the same."""
+    for text in ("null", ".inf"):
+        config = load_config(None, [f"rollout.episode_timeout_s={text}"])
+        assert config.rollout.episode_timeout_s is None
+
+
+@pytest.mark.parametrize("content", ["- a\n- b\n", "a: [1\n"])
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=str(path)):
+        load_config(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere"):
+        load_config(tmp_path / "nowhere.yaml")
+
+
+def test_a_config_reads_back_from_its_own_dump() -> None:
+    config = load_config(None, ["gconfig.stop=[a]", "rollout.group_size=2"])
+    assert PPOConfig.model_validate(config.model_dump(mode="json")) == config

@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+from agent_rl.config import StepsConfig
+from agent_rl.train.frequency import Frequency
+
+
+def test_never_due_without_limits() -> None:
+    frequency = Frequency(StepsConfig())
+    assert not any(frequency.is_due(is_epoch_end=True) for _ in range(5))
+
+
+def test_whichever_is_first_and_counts_start_again() -> None:
+    frequency = Frequency(StepsConfig(freq_steps=3, freq_epochs=1))
+    ends = [False, False, False, True, False, False, False]
+    due = [frequency.is_due(is_epoch_end=end) for end in ends]
+    assert due == [False, False, True, True, False, False, True]

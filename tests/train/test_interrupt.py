@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from agent_rl.train.interrupt import Interrupts
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_at_once_outside_the_critical_block(number: signal.Signals) -> None:
+    with Interrupts(), pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), number)
+
+
+def test_a_signal_waits_for_the_end_of_the_critical_block() -> None:
+    steps = []
+    with Interrupts() as interrupts, pytest.raises(KeyboardInterrupt):
+        with interrupts.deferred():
+            os.kill(os.getpid(), signal.SIGINT)
+            steps.append("whole update")
+        steps.append("not reached")
+    assert steps == ["whole update"]
+
+
+def test_a_second_signal_does_not_wait() -> None:
+    with Interrupts() as interrupts, pytest.raises(KeyboardInterrupt), interrupts.deferred():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("not reached")
+
+
+def test_the_previous_handlers_come_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with Interrupts():
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before
