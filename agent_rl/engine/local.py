@@ -1,0 +1,213 @@
+"""LocalEngine: the embedded engine, a transformers model behind the engine seam.
+
+It shares the parameters of a model that is being trained: new weights cost a version bump. This
+module is the asynchronous front, used from any event loop; ``decode.py`` is the thread behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import PreTrainedModel
+
+from agent_rl.engine.base import StreamItem, WeightUpdate, token_budget
+from agent_rl.engine.decode import DecodeLoop, EngineCounters
+from agent_rl.engine.loading import (
+    check_attention,
+    inference_view,
+    load_model,
+    load_tokenizer,
+    load_weights,
+)
+from agent_rl.engine.mailbox import Mailbox
+from agent_rl.engine.slots import Sequence
+from agent_rl.errors import ConfigError, ContextLengthError, RequestError
+from agent_rl.types import ModelRequest, ModelResponse
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class LocalEngine:
+    """An ``InferenceEngine`` in this process, with its own decode thread.
+
+    Args:
+        model_or_path: a loaded transformers causal LM, whose parameter tensors are used as they
+            are, or a folder with one.
+        tokenizer: for stop strings and its end-of-turn id; read from the folder when left out.
+        device: cuda when there is one, else cpu; a loaded model stays where it is by default.
+        dtype: of the weights; float32 by default. A loaded model keeps its own.
+        max_batch_size: sequences decoded together; more wait in order of arrival.
+        max_seq_len: prompt and completion tokens of one sequence.
+    """
+
+    supported = frozenset(
+        {"min_new_tokens", "top_p", "top_k", "min_p", "stop", "seed", "logit_bias", "top_logprobs"}
+        | {"frequency_penalty", "presence_penalty", "repetition_penalty"}
+    )
+
+    def __init__(
+        self,
+        model_or_path: PreTrainedModel | str | Path,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        max_batch_size: int = 32,
+        max_seq_len: int = 2048,
+    ) -> None:
+        if isinstance(model_or_path, str | Path):
+            on = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+            model = load_model(model_or_path, device=on, dtype=_dtype(dtype) or torch.float32)
+            tokenizer = tokenizer or load_tokenizer(model_or_path)
+        else:
+            model = model_or_path if device is None else model_or_path.to(device)
+            if _dtype(dtype) not in (None, model.dtype):
+                raise ConfigError(f"engine.dtype is {dtype} but the shared model is {model.dtype}")
+        limit = getattr(model.config.get_text_config(), "max_position_embeddings", max_seq_len)
+        self.max_seq_len = min(max_seq_len, limit)
+        self.model = model
+        self._tokenizer = tokenizer
+        if tokenizer is None:
+            self.supported = self.supported - {"stop"}
+        self._vocab_size = model.get_input_embeddings().weight.shape[0]
+        self._end_ids = _end_ids(model, tokenizer)
+        self._is_paused = False
+        check_attention(model, self.max_seq_len)
+        self._loop = DecodeLoop(
+            inference_view(model),
+            max_batch_size=max_batch_size,
+            max_seq_len=self.max_seq_len,
+            tokenizer=tokenizer,
+        )
+        # An engine that nobody holds any more ends its thread, without waiting for it here.
+        weakref.finalize(self, self._loop.stop).atexit = False
+
+    @property
+    def counters(self) -> EngineCounters:
+        return self._loop.counters
+
+    async def agenerate(self, req: ModelRequest) -> ModelResponse:
+        async with aclosing(self._items(req, wants_deltas=False)) as items:
+            async for item in items:
+                if isinstance(item, ModelResponse):
+                    return item
+        raise AssertionError("the items of a request end with its response")
+
+    def astream(self, req: ModelRequest) -> AsyncIterator[StreamItem]:
+        return self._items(req, wants_deltas=True)
+
+    async def _items(
+        self, req: ModelRequest, *, wants_deltas: bool
+    ) -> AsyncGenerator[StreamItem, None]:
+        sequence = self._sequence(req, Mailbox(wants_deltas=wants_deltas))
+        self._loop.submit(sequence)
+        try:
+            while True:
+                item = await sequence.mailbox.get()
+                yield item
+                if isinstance(item, ModelResponse):
+                    return
+        finally:
+            self._loop.withdraw(sequence)
+
+    async def abort(self, rid: str) -> None:
+        self._loop.abort(rid)
+
+    async def pause(self) -> None:
+        if not self._is_paused:
+            self._is_paused = True
+            await asyncio.to_thread(self._loop.hold)
+
+    async def resume(self) -> None:
+        if self._is_paused:
+            self._is_paused = False
+            self._loop.release()
+
+    def get_version(self) -> int:
+        return self._loop.version
+
+    def set_version(self, version: int) -> None:
+        """Drops the caches: whoever sets the version has changed the weights."""
+        self._loop.set_version(version)
+
+    async def update_weights(self, update: WeightUpdate) -> None:
+        """Raises ModelLoadError, with the old weights kept, when a folder does not fit the model.
+
+        ``in_process``: pause the engine before the shared parameters change, resume after this.
+        """
+        if update.method == "disk":
+            if update.path is None:
+                raise ConfigError("WeightUpdate.path is missing; method='disk' needs a folder")
+            await asyncio.to_thread(self._load, update.path)
+        self.set_version(update.version)
+
+    async def health(self) -> bool:
+        return self._loop.is_healthy
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._loop.close)
+
+    def _load(self, folder: Path) -> None:
+        with self._loop.held():
+            load_weights(self.model, folder)
+
+    def _sequence(self, req: ModelRequest, mailbox: Mailbox) -> Sequence:
+        gconfig, ids = req.gconfig, list(req.input_ids)
+        budget = token_budget(gconfig, len(ids), self.max_seq_len)
+        if budget < 1:
+            raise ContextLengthError(prompt_tokens=len(ids), limit=len(ids) + budget)
+        if gconfig.grammar is not None or req.image_data:
+            param = "grammar" if gconfig.grammar is not None else "image_data"
+            raise RequestError(f"the embedded engine does not support {param}", param=param)
+        if gconfig.stop and self._tokenizer is None:
+            raise RequestError("stop strings need LocalEngine(..., tokenizer=...)", param="stop")
+        self._check_ids("input_ids", ids)
+        self._check_ids("logit_bias", gconfig.logit_bias)
+        self._check_ids("stop_token_ids", gconfig.stop_token_ids)
+        return Sequence(
+            request=req,
+            mailbox=mailbox,
+            end_ids=tuple({*self._end_ids, *gconfig.stop_token_ids}),
+            budget=budget,
+            start_s=time.perf_counter(),
+            ids=ids,
+            num_prompt=len(ids),
+            random=random.Random(gconfig.seed),
+        )
+
+    def _check_ids(self, param: str, ids: Iterable[int]) -> None:
+        """One id outside the vocabulary would break the batch it sits in."""
+        highest, lowest = max(ids, default=0), min(ids, default=0)
+        if lowest < 0 or highest >= self._vocab_size:
+            wrong = lowest if lowest < 0 else highest
+            raise RequestError(
+                f"{param} holds {wrong}; token ids of this model are 0 to {self._vocab_size - 1}",
+                param=param,
+            )
+
+
+def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
+    """End-of-turn ids of generation config and tokenizer; either may name one, several or none."""
+    found: set[int] = set()
+    named = (getattr(model.generation_config, "eos_token_id", None), model.config.eos_token_id)
+    for ids in (*named, tokenizer.eos_token_id if tokenizer is not None else None):
+        found |= {ids} if isinstance(ids, int) else set(ids or ())
+    return tuple(sorted(found))
+
+
+def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    if not isinstance(dtype, str):
+        return dtype
+    named = getattr(torch, dtype, None)
+    if not isinstance(named, torch.dtype):
+        raise ConfigError(f"engine.dtype is {dtype!r}; it must be a torch dtype such as 'bfloat16'")
+    return named

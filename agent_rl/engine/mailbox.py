@@ -1,0 +1,30 @@
+"""Mailbox: hands results from the decode thread to the event loop that waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from agent_rl.engine.base import StreamItem
+from agent_rl.errors import EngineError
+
+
+class Mailbox:
+    """Made on the waiting loop; ``put`` may be called from any thread."""
+
+    def __init__(self, *, wants_deltas: bool) -> None:
+        self.wants_deltas = wants_deltas
+        self._loop = asyncio.get_running_loop()
+        self._items: asyncio.Queue[StreamItem | EngineError] = asyncio.Queue()
+
+    def put(self, item: StreamItem | EngineError) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._items.put_nowait, item)
+        except RuntimeError:
+            # The loop was closed: nobody waits any more.
+            return
+
+    async def get(self) -> StreamItem:
+        item = await self._items.get()
+        if isinstance(item, EngineError):
+            raise item
+        return item
