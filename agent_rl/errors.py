@@ -113,6 +113,14 @@ class RewardError(EpisodeError):
     boundary: Boundary = "reward"
 
 
+class EpisodeRejectedError(EpisodeError):
+    """The episode ran but is not to be trained on; ``reason`` is one word that is counted."""
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 class EpisodeTimeoutError(EpisodeError):
     """The episode ran past ``rollout.episode_timeout_s``."""
 
