@@ -132,8 +132,21 @@ class ActorConfig(Section):
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the weights")
     optimizer: OptimizerConfig = OptimizerConfig()
     ppo_n_minibatches: int = Field(1, ge=1, description="optimizer steps for one batch")
-    max_tokens_per_mb: int = Field(4096, ge=1, description="tokens of one forward pass")
-    gradient_checkpointing: bool = False
+    max_tokens_per_mb: int = Field(
+        4096, ge=1, description="tokens of one forward pass; a longer row is a pass of its own"
+    )
+    tree_packing: Literal["auto", "off"] = Field(
+        "auto", description="auto: a prefix that rows share is computed once; off: rows apart"
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="keep layer inputs only and compute the rest again: less memory"
+    )
+    recompute_logprob: bool = Field(
+        False, description="ratios against the trainer's own log-probs, not the engine's"
+    )
+    loss_aggregation: Literal[
+        "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "rollout-mean"
+    ] = Field("token-mean", description="over what the token losses of a minibatch are averaged")
     eps_clip: float = Field(0.2, gt=0.0)
     eps_clip_higher: float | None = Field(None, gt=0.0, description="null: eps_clip")
     c_clip: float | None = Field(None, gt=1.0, description="dual clip; null: off")
@@ -188,7 +201,7 @@ class WandbConfig(Section):
     id_suffix: str = Field(
         "train",
         min_length=1,
-        description="run id {experiment_name}_{trial_name}_{suffix}; timestamp: the time, a new run",
+        description="last part of the run's id; timestamp: the time, so every start is a new run",
     )
 
 
@@ -211,8 +224,8 @@ class TrackioConfig(Section):
 
     @model_validator(mode="after")
     def _online_needs_a_space(self) -> TrackioConfig:
-        if (self.mode == "online") != (self.space_id is not None):
-            raise ValueError("space_id is needed with mode=online, and has no use without it")
+        if self.mode == "online" and self.space_id is None:
+            raise ValueError("mode=online needs space_id; mode=local keeps the run on this machine")
         return self
 
 

@@ -1,0 +1,69 @@
+"""From one reward per row to one advantage per trained token. Pure functions, formulas cited.
+
+Tensors are packed: ``[T]`` over the tokens of all rows, ``[R]`` over rows. Only trained tokens are
+steps: what stands off the mask (tool output, padding, a critic's value there) influences nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rewards_at_end(rewards: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
+    """[R] -> [T]: each row's reward on its last trained token, 0 elsewhere.
+
+    Mask 1 1 0 0 and reward 1 -> 0 1 0 0: a reward on tool output would be lost or discounted.
+    """
+    places = torch.arange(len(mask), device=mask.device)
+    last = torch.full_like(rewards, -1, dtype=torch.int64)
+    last = last.scatter_reduce(0, rows[mask], places[mask], "amax")
+    return torch.where(mask & (places == last[rows]), rewards[rows], 0.0)
+
+
+def generalized_advantage(
+    token_rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    rows: Tensor,
+    *,
+    gamma: float,
+    lam: float,
+    bootstrap: Tensor | None = None,
+) -> Tensor:
+    """GAE over the trained tokens of each row (arxiv.org/abs/1506.02438), 0 off the mask.
+
+    delta_t = r_t + gamma V_t+1 - V_t;  A_t = delta_t + gamma lam A_t+1, where t+1 is the next
+    *trained* token. ``bootstrap`` [R] is the value after the last one (None: 0, the row ended).
+    Rewards 0 1, values 0 0, gamma 0.5 -> 0.5 1.
+    """
+    places = torch.nonzero(mask)[:, 0]
+    result = torch.zeros(len(mask), dtype=torch.float64, device=mask.device)
+    if not len(places):
+        return result
+    owners = rows[places]
+    num_rows = int(rows[-1]) + 1
+    counts = torch.bincount(owners, minlength=num_rows)
+    starts = counts.cumsum(0) - counts
+    steps = torch.arange(len(places), device=mask.device) - starts[owners]
+    width = int(counts.max())
+
+    def unpack(per_token: Tensor) -> Tensor:
+        table = torch.zeros(num_rows, width, dtype=torch.float64, device=mask.device)
+        table[owners, steps] = per_token[places].double()
+        return table
+
+    reward, value = unpack(token_rewards), unpack(values)
+    is_step = unpack(mask).bool()
+    zeros = torch.zeros(num_rows, dtype=torch.float64, device=mask.device)
+    next_value = zeros if bootstrap is None else bootstrap.double()
+    next_advantage = zeros
+    advantages = torch.zeros_like(reward)
+    for t in reversed(range(width)):
+        delta = reward[:, t] + gamma * next_value - value[:, t]
+        advantage = delta + gamma * lam * next_advantage
+        advantages[:, t] = advantage
+        next_advantage = torch.where(is_step[:, t], advantage, next_advantage)
+        next_value = torch.where(is_step[:, t], value[:, t], next_value)
+    result[places] = advantages[owners, steps]
+    return result

@@ -1,0 +1,264 @@
+"""Rows of collected trajectories -> packed tensors, and packed tensors -> micro-batches.
+
+Invariants: rows keep their order and are stored without padding, one after the other; every
+per-token tensor is ``[T]`` and index i speaks of token i (0, -1 or False off the mask). The shift
+by one, from a token to the position that predicts it, happens in ``micro_batches``, nowhere else.
+Knows no model and no loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agent_rl.errors import WorkflowContractError
+from agent_rl.train import tree
+from agent_rl.types import RolloutGroup, TensorDict, TrajBatchMeta
+
+_PER_TOKEN = ("attention_mask", "loss_mask", "logprobs", "versions")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """``R`` rows with ``T`` tokens in all. A row whose reward is not finite has an empty mask."""
+
+    token_ids: Tensor  # [T] int64
+    loss_mask: Tensor  # [T] bool
+    logprobs: Tensor | None  # [T] float32, behaviour log-probs
+    versions: Tensor | None  # [T] int64
+    rewards: Tensor  # [R] float64; nan: not known
+    lengths: tuple[int, ...]
+    meta: TrajBatchMeta
+
+    @classmethod
+    def from_trajectories(cls, trajectories: Sequence[TensorDict]) -> Batch:
+        """Merge trajectories in order; padding on either side of a row is left out.
+
+        Raises:
+            WorkflowContractError: a key is missing or has a wrong shape, a trained token has no
+                finite log-prob, or the first token of a row is marked as trained.
+        """
+        if not trajectories:
+            raise WorkflowContractError("a batch needs at least one trajectory")
+        checked = [_checked(trajectory) for trajectory in trajectories]
+        keys = {frozenset(tensors) for tensors, _ in checked}
+        if len(keys) > 1:
+            raise WorkflowContractError(
+                "trajectories of one batch must have the same keys; got "
+                + " and ".join(sorted(str(sorted(key)) for key in keys))
+            )
+        attended = [tensors["attention_mask"].bool() for tensors, _ in checked]
+        packed = {
+            key: torch.cat(
+                [tensors[key][m] for (tensors, _), m in zip(checked, attended, strict=True)]
+            )
+            for key in ("input_ids", *_PER_TOKEN)
+            if key in checked[0][0]
+        }
+        lengths = tuple(int(n) for mask in attended for n in mask.sum(1))
+        rewards = torch.cat([tensors["rewards"] for tensors, _ in checked]).double()
+        known = torch.isfinite(rewards)
+        mask = packed["loss_mask"].bool() & _per_token(known, lengths)
+        _check_first_tokens(mask, lengths)
+        return cls(
+            token_ids=packed["input_ids"].long(),
+            loss_mask=mask,
+            logprobs=_behaviour(packed.get("logprobs"), mask),
+            versions=_masked(packed.get("versions"), mask, -1),
+            rewards=torch.where(known, rewards, torch.nan),
+            lengths=lengths,
+            meta=TrajBatchMeta(
+                traj_group_sizes=tuple(group.num_rows for _, group in checked),
+                traj_seqlens=tuple(mask.shape[1] for mask in attended),
+                rollout_groups=tuple(group for _, group in checked),
+            ),
+        )
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Index of the first token of each row."""
+        return tuple(accumulate(self.lengths[:-1], initial=0))
+
+    @property
+    def rows(self) -> Tensor:
+        """[T] the row of each token."""
+        return _per_token(torch.arange(self.num_rows), self.lengths)
+
+    @property
+    def rollouts(self) -> Tensor:
+        """[R] the logical rollout of each row, counted over the whole batch."""
+        counts = [count for group in self.meta.rollout_groups for count in group.row_counts]
+        return torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+
+    @property
+    def groups(self) -> Tensor:
+        """[R] the trajectory (one prompt's group) of each row."""
+        sizes = torch.tensor(self.meta.traj_group_sizes)
+        return torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+
+    def to_tokens(self, per_row: Tensor) -> Tensor:
+        """[R] -> [T]."""
+        return _per_token(per_row, self.lengths)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """One forward pass: ``N`` nodes, ``K`` of which are predicted, for ``M`` trained tokens.
+
+    Rows that share a trained token share its prediction, so ``K <= M``. Token ``tokens[m]`` of the
+    batch has the log-prob of ``targets[k]`` after node ``predictors[k]``, with ``k = slots[m]``.
+    """
+
+    input_ids: Tensor  # [N]
+    positions: Tensor  # [N]
+    segments: tuple[tree.Segment, ...]
+    predictors: Tensor  # [K]
+    targets: Tensor  # [K]
+    slots: Tensor  # [M]
+    tokens: Tensor  # [M]
+
+    def to(self, device: torch.device) -> MicroBatch:
+        return MicroBatch(
+            segments=self.segments,
+            **{
+                name: getattr(self, name).to(device, non_blocking=True)
+                for name in ("input_ids", "positions", "predictors", "targets", "slots", "tokens")
+            },
+        )
+
+
+def micro_batches(
+    batch: Batch, rows: Sequence[int], *, max_tokens: int, share_prefixes: bool
+) -> list[MicroBatch]:
+    """Forward passes that together train each token of these rows once. Deterministic.
+
+    Rows without a trained token are left out; a row is never divided.
+    """
+    token_ids, mask, starts = batch.token_ids.numpy(), batch.loss_mask.numpy(), batch.starts
+    spans = [slice(starts[row], starts[row] + batch.lengths[row]) for row in rows]
+    # What follows the last trained token of a row influences nothing.
+    spans = [slice(s.start, s.start + _end_of_training(mask[s])) for s in spans]
+    spans = [span for span in spans if span.stop > span.start]
+    forests = tree.plant(
+        [token_ids[span] for span in spans], max_tokens=max_tokens, share_prefixes=share_prefixes
+    )
+    return [_micro_batch(forest, spans, mask) for forest in forests]
+
+
+def _end_of_training(mask: np.ndarray[Any, Any]) -> int:
+    trained = np.flatnonzero(mask)
+    return int(trained[-1]) + 1 if len(trained) else 0
+
+
+def _micro_batch(
+    forest: tree.Forest, spans: Sequence[slice], mask: np.ndarray[Any, Any]
+) -> MicroBatch:
+    nodes, predictors, tokens = [], [], []
+    for row, row_nodes in zip(forest.rows, forest.nodes, strict=True):
+        trained = np.flatnonzero(mask[spans[row]])
+        nodes.append(row_nodes[trained])
+        predictors.append(row_nodes[trained - 1])  # the next-token shift
+        tokens.append(spans[row].start + trained)
+    predicted, first, slots = np.unique(
+        np.concatenate(nodes), return_index=True, return_inverse=True
+    )
+    return MicroBatch(
+        input_ids=torch.from_numpy(forest.token_ids),
+        positions=torch.from_numpy(forest.positions),
+        segments=forest.segments,
+        predictors=torch.from_numpy(np.concatenate(predictors)[first]),
+        targets=torch.from_numpy(forest.token_ids[predicted]),
+        slots=torch.from_numpy(slots),
+        tokens=torch.from_numpy(np.concatenate(tokens)),
+    )
+
+
+def minibatches(batch: Batch, count: int) -> list[list[int]]:
+    """Rows of each optimizer step: up to ``count`` parts of about equally many trained tokens.
+
+    A trajectory (one prompt's group, which shares a prefix) stays together where there are enough
+    of them; a logical rollout always does. Longest first to the lightest part; rows in order.
+    """
+    trained = torch.zeros(batch.num_rows, dtype=torch.int64)
+    trained.index_add_(0, batch.rows, batch.loss_mask.long())
+    units = batch.groups if batch.meta.n_trajs >= count else batch.rollouts
+    members: dict[int, list[int]] = {}
+    for row, unit in enumerate(units.tolist()):
+        members.setdefault(unit, []).append(row)
+    tokens = {unit: sum(trained[rows].tolist()) for unit, rows in members.items()}
+    parts: list[list[int]] = [[] for _ in range(min(count, len(members)))]
+    loads = [0] * len(parts)
+    for unit in sorted(members, key=lambda unit: (-tokens[unit], unit)):
+        lightest = min(range(len(parts)), key=lambda part: (loads[part], len(parts[part]), part))
+        parts[lightest] += members[unit]
+        loads[lightest] += tokens[unit]
+    return sorted(sorted(part) for part in parts)
+
+
+def _per_token(per_row: Tensor, lengths: tuple[int, ...]) -> Tensor:
+    return torch.repeat_interleave(per_row, torch.tensor(lengths, device=per_row.device))
+
+
+def _masked(values: Tensor | None, mask: Tensor, filler: int) -> Tensor | None:
+    return None if values is None else torch.where(mask, values.long(), filler)
+
+
+def _behaviour(logprobs: Tensor | None, mask: Tensor) -> Tensor | None:
+    if logprobs is None:
+        return None
+    kept = torch.where(mask, logprobs.float(), 0.0)
+    if not bool(torch.isfinite(kept).all()):
+        raise WorkflowContractError(
+            "logprobs of a trained token (loss_mask 1) is nan or infinite; leave the key out if "
+            "the engine gives no log-probs"
+        )
+    return kept
+
+
+def _check_first_tokens(mask: Tensor, lengths: tuple[int, ...]) -> None:
+    starts = [start for start, n in zip(accumulate(lengths, initial=0), lengths, strict=False) if n]
+    if bool(mask[starts].any()):
+        raise WorkflowContractError(
+            "loss_mask is 1 on the first token of a row; nothing predicts that token"
+        )
+
+
+def _checked(trajectory: TensorDict) -> tuple[dict[str, Tensor], RolloutGroup]:
+    """The tensors of one trajectory and its group; without a group each row is a rollout."""
+    tensors = {
+        key: value.detach().cpu()
+        for key in ("input_ids", *_PER_TOKEN, "rewards")
+        if isinstance(value := trajectory.get(key), Tensor)
+    }
+    for key in ("input_ids", "attention_mask", "loss_mask", "rewards"):
+        if key not in tensors:
+            raise WorkflowContractError(f"a trajectory has no tensor {key!r}; training needs it")
+    shape = tensors["input_ids"].shape
+    if len(shape) != 2 or not shape[0]:
+        raise WorkflowContractError(f"input_ids must be [rows, tokens], got {tuple(shape)}")
+    expected: Mapping[str, tuple[int, ...]] = {
+        key: (shape[0],) if key == "rewards" else tuple(shape) for key in tensors
+    }
+    for key, value in tensors.items():
+        if tuple(value.shape) != expected[key]:
+            raise WorkflowContractError(
+                f"{key} must have the shape {expected[key]}, got {tuple(value.shape)}"
+            )
+    group = trajectory.get("rollout_group", RolloutGroup(row_counts=(1,) * shape[0]))
+    if not isinstance(group, RolloutGroup) or group.num_rows != shape[0]:
+        raise WorkflowContractError(f"rollout_group must count {shape[0]} rows, got {group!r}")
+    return tensors, group

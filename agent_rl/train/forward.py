@@ -1,0 +1,211 @@
+"""The model's side of a micro-batch: hidden states of packed trees, log-probs of chosen tokens.
+
+Attention runs segment by segment over the path from the root, so that no pair of tokens which may
+not see each other is computed. Log-probs are ``log_softmax(logits / temperature)``, made in chunks:
+float32 logits over the vocabulary never exist for a whole micro-batch. The model is shared with the
+engine: its attention is put back afterwards. Knows nothing of rewards and losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from agent_rl.errors import ConfigError
+from agent_rl.train.batch import MicroBatch
+from agent_rl.train.tree import Segment
+
+_ATTENTION = "agent_rl_segments"
+_CHUNK_ELEMENTS = 1 << 25
+"""Logits that exist at once: 128 MiB in float32."""
+
+
+def predicted_logprobs(
+    model: Any, micro_batch: MicroBatch, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Log-prob [K] of each target, with gradient, and entropy [K] of its distribution.
+
+    Inside ``segment_attention`` only.
+    """
+    plans = [_plan(segment, micro_batch) for segment in micro_batch.segments]
+    hidden = model.base_model(
+        input_ids=micro_batch.input_ids[None],
+        position_ids=micro_batch.positions[None],
+        use_cache=False,
+        segment_plans=plans,
+    ).last_hidden_state[0]
+    head = model.get_output_embeddings()
+    chosen = hidden.index_select(0, micro_batch.predictors)
+    return token_logprobs(chosen, head.weight, micro_batch.targets, temperature)
+
+
+@contextmanager
+def segment_attention(model: Any) -> Iterator[None]:
+    """Let the model attend by segments; nothing else may use the model meanwhile."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation(_ATTENTION)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def check_model(model: Any) -> None:
+    """Compare our path through the model with its own on a few tokens.
+
+    Raises:
+        ConfigError: the model does more than attention over all earlier tokens and a linear head
+            (soft-capped logits, attention sinks, recurrent layers), which training would miss.
+    """
+    ids = torch.arange(1, 7, device=model.device) % model.config.vocab_size
+    segments = (Segment(start=0, end=3), Segment(start=3, end=6, ancestors=(0,)))
+    places = torch.arange(5, device=model.device)
+    micro_batch = MicroBatch(
+        input_ids=ids,
+        positions=torch.arange(6, device=model.device),
+        segments=segments,
+        predictors=places,
+        targets=ids[1:],
+        slots=places,
+        tokens=places,
+    )
+    with torch.no_grad():
+        logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1]
+        expected = logits.float().log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+        with segment_attention(model):
+            got, _ = predicted_logprobs(model, micro_batch, 1.0)
+    tolerance = 1e-3 if model.dtype in (torch.float32, torch.float64) else 0.2
+    if not torch.allclose(got.to(expected.dtype), expected, atol=tolerance, rtol=tolerance):
+        raise ConfigError(
+            f"actor.path: {type(model).__name__} is not supported: its log-probs are not those of "
+            "plain causal attention and a linear output layer"
+        )
+
+
+def token_logprobs(
+    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """log_softmax(hidden @ weight.T / temperature) at the targets, and the entropy; both [K].
+
+    Example: logits 2 and 0, target 0, temperature 0.5 -> -0.018150.
+    """
+    apply = cast("Callable[..., tuple[Tensor, Tensor]]", _TokenLogprobs.apply)
+    return apply(hidden, weight, targets, temperature)
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """Keeps the log of the partition sum only; the backward pass makes the logits once more."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        num_tokens = len(targets)
+        log_sums = torch.empty(num_tokens, dtype=dtype, device=hidden.device)
+        logprobs, entropies = torch.empty_like(log_sums), torch.empty_like(log_sums)
+        for part in _chunks(num_tokens, len(weight)):
+            logits = _logits(hidden[part], weight, temperature, dtype)
+            log_sums[part] = logits.logsumexp(-1)
+            logprobs[part] = logits.gather(1, targets[part, None])[:, 0] - log_sums[part]
+            # H = log Z - sum p x
+            weighted = (logits - log_sums[part, None]).exp_().mul_(logits)
+            entropies[part] = log_sums[part] - weighted.sum(-1)
+        ctx.save_for_backward(hidden, weight, targets, log_sums, entropies)
+        ctx.temperature = temperature
+        ctx.set_materialize_grads(False)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_logprobs: Tensor | None, grad_entropies: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, None, None]:
+        hidden, weight, targets, log_sums, entropies = ctx.saved_tensors
+        grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        for part in _chunks(len(targets), len(weight)):
+            logits = _logits(hidden[part], weight, ctx.temperature, log_sums.dtype)
+            grad = torch.zeros_like(logits)
+            logits -= log_sums[part, None]
+            if grad_entropies is not None:
+                # dH/dx = -p (log p + H)
+                grad -= logits.exp() * (logits + entropies[part, None]) * grad_entropies[part, None]
+            if grad_logprobs is not None:
+                # dlog p(y)/dx = [y] - p
+                grad -= logits.exp_() * grad_logprobs[part, None]
+                grad.scatter_add_(1, targets[part, None], grad_logprobs[part, None])
+            grad = grad.div_(ctx.temperature).to(hidden.dtype)
+            if grad_hidden is not None:
+                torch.mm(grad, weight, out=grad_hidden[part])
+            if grad_weight is not None:
+                grad_weight.addmm_(grad.T, hidden[part])
+        return grad_hidden, grad_weight, None, None
+
+
+def _logits(hidden: Tensor, weight: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
+    return (hidden @ weight.T).to(dtype).div_(temperature)
+
+
+def _chunks(num_tokens: int, vocabulary: int) -> list[slice]:
+    size = max(1, _CHUNK_ELEMENTS // vocabulary)
+    return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
+
+
+def _plan(segment: Segment, micro_batch: MicroBatch) -> tuple[int, tuple[int, ...], Tensor | None]:
+    """Length, ancestors, and which keys each token sees (None: the causal rule says it all)."""
+    size = segment.num_tokens
+    before = sum(micro_batch.segments[a].num_tokens for a in segment.ancestors)
+    if not before:
+        return size, (), None
+    visible = torch.ones(
+        size, before + size, dtype=torch.bool, device=micro_batch.input_ids.device
+    ).tril_(before)
+    return size, segment.ancestors, visible
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    segment_plans: Sequence[tuple[int, tuple[int, ...], Tensor | None]],
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **_kwargs: Any,
+) -> tuple[Tensor, None]:
+    """One attention layer over [1, heads, N, head size]; split and cat keep the backward linear."""
+    if sliding_window is not None and sliding_window < query.shape[2]:
+        raise ConfigError(
+            f"actor.max_tokens_per_mb: this model attends to a window of {sliding_window} tokens, "
+            f"but the micro-batch has {query.shape[2]}; windows are not supported"
+        )
+    sizes = [size for size, _, _ in segment_plans]
+    queries, keys, values = (torch.split(states, sizes, dim=2) for states in (query, key, value))
+    outputs = []
+    for i, (part, (_size, ancestors, visible)) in enumerate(
+        zip(queries, segment_plans, strict=True)
+    ):
+        path = (*ancestors, i)
+        outputs.append(
+            scaled_dot_product_attention(
+                part,
+                torch.cat([keys[a] for a in path], dim=2) if ancestors else keys[i],
+                torch.cat([values[a] for a in path], dim=2) if ancestors else values[i],
+                attn_mask=visible,
+                is_causal=visible is None,
+                scale=scaling,
+                enable_gqa=query.shape[1] != key.shape[1],
+            )
+        )
+    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(_ATTENTION, _attend)
