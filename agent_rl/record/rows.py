@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 def pad_concat(tables: Sequence[TensorDict]) -> TensorDict:
     """All rows in order. Tensors are padded to the widest and joined on dimension 0, lists are
-    appended; of any other value the first one is kept.
+    appended; of any other value the first one is kept. The tables are not changed.
 
     Raises:
-        ValueError: there is no table, or they have different keys.
+        ValueError: there is no table, or they differ in keys, dtypes or number of dimensions.
     """
     from torch import Tensor
 
@@ -34,7 +34,7 @@ def pad_concat(tables: Sequence[TensorDict]) -> TensorDict:
     for key, first in tables[0].items():
         values = [table[key] for table in tables]
         if isinstance(first, Tensor):
-            joined[key] = _join([value for value in values if isinstance(value, Tensor)])
+            joined[key] = _join([value for value in values if isinstance(value, Tensor)], key)
         elif isinstance(first, list):
             joined[key] = [item for value in values if isinstance(value, list) for item in value]
         else:
@@ -42,14 +42,18 @@ def pad_concat(tables: Sequence[TensorDict]) -> TensorDict:
     return joined
 
 
-def _join(tensors: Sequence[Tensor]) -> Tensor:
-    import torch
-
-    if tensors[0].ndim < 2:
-        return torch.cat([tensor.reshape(-1) for tensor in tensors])
-    width = max(tensor.shape[1] for tensor in tensors)
-    padded = []
+def _join(tensors: Sequence[Tensor], key: str) -> Tensor:
+    """Writes into one tensor of the final size: each value is copied once."""
+    first = tensors[0]
+    if first.ndim == 0 or len({(tensor.ndim, tensor.dtype) for tensor in tensors}) > 1:
+        shapes = ", ".join(f"{tensor.dtype} {list(tensor.shape)}" for tensor in tensors)
+        raise ValueError(f"{key}: cannot join rows of {shapes}")
+    num_rows = sum(tensor.shape[0] for tensor in tensors)
+    widths = [max(sizes) for sizes in zip(*(tensor.shape[1:] for tensor in tensors), strict=True)]
+    joined = first.new_zeros((num_rows, *widths))
+    start = 0
     for tensor in tensors:
-        rows, length, *rest = tensor.shape
-        padded.append(torch.cat([tensor, tensor.new_zeros(rows, width - length, *rest)], dim=1))
-    return torch.cat(padded)
+        end = start + tensor.shape[0]
+        joined[(slice(start, end), *(slice(size) for size in tensor.shape[1:]))] = tensor
+        start = end
+    return joined

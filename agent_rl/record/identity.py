@@ -1,0 +1,163 @@
+"""Canonical message identity, and the hash chain that finds a parent in one pass.
+
+Two messages are the same when an agent framework may have turned one into the other by storing and
+replaying it: content null, "" and absent; text parts and their joined text; tool calls with the
+same ids, or else with arguments that are equal JSON values. Keys that no template renders (name,
+refusal, annotations, ...) and null values say nothing.
+
+Keys are 64-bit hashes seeded per process; they find candidates, tokens confirm them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Hashable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from agent_rl.types import JsonObject
+
+Key: TypeAlias = int
+START: Key = 0
+
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_IGNORED = frozenset({"cache_control", "index", "annotations", "provider_specific_fields"})
+
+
+class Chain:
+    """Keys of growing prefixes of one message list.
+
+    ``issued`` holds the tool-call ids of recorded answers. An assistant message that carries only
+    such ids is identified by them alone, because frameworks rewrite the text and the arguments
+    beside them. A tool result is identified by *which* call of the assistant message it answers,
+    so that rewritten ids do not matter.
+    """
+
+    __slots__ = ("_calls", "_issued", "key")
+
+    def __init__(self, issued: Container[str] = (), key: Key = START) -> None:
+        self.key = key
+        self._issued = issued
+        self._calls: dict[str, int] = {}
+
+    def add(self, message: Mapping[str, Any]) -> Key:
+        role = message.get("role")
+        calls = message.get("tool_calls")
+        if role == "assistant":
+            ids = _call_ids(calls) if calls else None
+            self._calls = {call_id: index for index, call_id in enumerate(ids or ())}
+            if ids is not None and all(call_id in self._issued for call_id in ids):
+                self.key = hash((self.key, ids))
+            else:
+                self.key = hash((self.key, *_value(message)))
+        elif role == "tool":
+            call_id = message.get("tool_call_id")
+            answers = self._calls.get(call_id, call_id) if isinstance(call_id, str) else None
+            self.key = hash((self.key, role, _content(message.get("content")), answers))
+        else:
+            self.key = hash((self.key, role, _content(message.get("content"))))
+        return self.key
+
+
+def answer_keys(key: Key, answers: Sequence[Mapping[str, Any]]) -> tuple[Key, ...]:
+    """Keys under which a replay of the recorded answer can arrive: by value and, if any, by ids."""
+    by_value = by_ids = key
+    for message in answers:
+        ids = _call_ids(message.get("tool_calls") or ())
+        by_value = hash((by_value, *_value(message)))
+        by_ids = hash((by_ids, ids)) if ids else hash((by_ids, *_value(message)))
+    return (by_value,) if by_ids == by_value else (by_value, by_ids)
+
+
+def tool_call_ids(message: Mapping[str, Any]) -> tuple[str, ...]:
+    """Ids of the message's tool calls; empty when there are none or one has no id."""
+    return _call_ids(message.get("tool_calls") or ()) or ()
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """The message's text, parts joined; other parts left out."""
+    content = _content(message.get("content"))
+    if isinstance(content, tuple):
+        return "".join(part for part in content if isinstance(part, str))
+    return str(content)
+
+
+def as_messages(messages: Sequence[Any]) -> list[JsonObject]:
+    """Chat messages as JSON objects; SDK message objects are dumped.
+
+    Raises:
+        ValueError: there is no message.
+        TypeError: an element is neither an object nor a model; the text names its index.
+    """
+    if isinstance(messages, str | bytes | Mapping):
+        raise TypeError(f"messages must be a list of objects, not {type(messages).__name__}")
+    if not messages:
+        raise ValueError("messages is empty; a request needs at least one message")
+    return [_as_json(message, index) for index, message in enumerate(messages)]
+
+
+def _as_json(message: Any, index: int) -> JsonObject:
+    if isinstance(message, dict):
+        return message
+    if isinstance(message, Mapping):
+        return dict(message)
+    if hasattr(message, "model_dump"):
+        dumped: JsonObject = message.model_dump(exclude_none=True)
+        return dumped
+    raise TypeError(
+        f"messages[{index}] is a {type(message).__name__}; a message must be an object with a role"
+    )
+
+
+def _value(message: Mapping[str, Any]) -> tuple[Hashable, ...]:
+    calls = message.get("tool_calls") or ()
+    content = _content(message.get("content"))
+    return ("assistant", content, tuple(_call_value(call) for call in calls))
+
+
+def _call_ids(calls: Sequence[Any]) -> tuple[str, ...] | None:
+    ids = [call.get("id") for call in calls if isinstance(call, Mapping)]
+    known = tuple(call_id for call_id in ids if isinstance(call_id, str) and call_id)
+    return known if len(known) == len(calls) else None
+
+
+def _call_value(call: Any) -> Hashable:
+    if not isinstance(call, Mapping):
+        return repr(call)
+    function = call.get("function") or call
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments, parse_constant=str)
+        except (ValueError, RecursionError):
+            return (function.get("name"), arguments)
+    return (function.get("name"), _frozen(arguments))
+
+
+def _content(content: Any) -> Hashable:
+    """ "a" == [{"type": "text", "text": "a"}]; None == "" == []."""
+    if isinstance(content, str):
+        return content
+    if not content:
+        return ""
+    if not isinstance(content, list | tuple):
+        return _frozen(content)
+    parts = tuple(_part(part) for part in content)
+    return "".join(parts) if all(isinstance(part, str) for part in parts) else parts  # type: ignore[arg-type]
+
+
+def _part(part: Any) -> Hashable:
+    if isinstance(part, Mapping) and part.get("type") in _TEXT_PARTS:
+        return str(part.get("text") or "")
+    return _frozen(part)
+
+
+def _frozen(value: Any) -> Hashable:
+    """A hashable form of a JSON value: {"a": 1, "b": null} == {"a": 1.0}, but true is not 1."""
+    if isinstance(value, Mapping):
+        items = ((key, item) for key, item in value.items() if key not in _IGNORED)
+        return frozenset((key, _frozen(item)) for key, item in items if item is not None)
+    if isinstance(value, list | tuple):
+        return tuple(_frozen(item) for item in value)
+    if isinstance(value, bool):
+        return ("bool", value)
+    return value if isinstance(value, Hashable) else repr(value)

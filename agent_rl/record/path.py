@@ -1,0 +1,130 @@
+"""TokenPath: the token ids of one interaction, stored as what is new against an earlier one.
+
+    turn 1: prompt 1 5 3        output 20 2      -> shared 0, own = 1 5 3 | 20 2
+    turn 2: prompt 1 5 3 20 2 7 output 21 2      -> shared 5 of turn 1, own = 7 | 21 2
+
+Memory is proportional to the new tokens, whatever the turn. Sampled ids, log-probs and versions
+are kept as sampled. A path that begins with *all* ids of its base extends it: only then do the
+base's sampled tokens count as sampled here too. Nothing here knows messages or rewards.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from agent_rl.types import ModelResponse
+
+Ints: TypeAlias = "array[int]"
+Floats: TypeAlias = "array[float]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One training sequence. All four have one entry for each token; off the mask: 0.0 and -1."""
+
+    token_ids: Ints
+    loss_mask: Ints
+    logprobs: Floats
+    versions: Ints
+
+
+class TokenPath:
+    """Prompt and output ids: the first ``shared`` ids of ``base``, then ``own``."""
+
+    __slots__ = ("_whole", "base", "logprobs", "num_prompt", "own", "shared", "versions")
+
+    def __init__(
+        self,
+        *,
+        base: TokenPath | None,
+        shared: int,
+        context: Sequence[int],
+        response: ModelResponse,
+        whole: tuple[int, ...] | None = None,
+    ) -> None:
+        self.base = base
+        self.shared = shared
+        self.own: Ints = array("i", context)
+        self.num_prompt = shared + len(self.own)
+        self.own.extend(response.output_tokens)
+        self.logprobs: Floats = array("d", response.output_logprobs)
+        self.versions: Ints = array("i", response.output_versions)
+        self._whole = whole
+
+    def __len__(self) -> int:
+        return self.shared + len(self.own)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.logprobs)
+
+    @property
+    def output(self) -> Ints:
+        return self.own[len(self.own) - self.num_output :]
+
+    @property
+    def extended(self) -> TokenPath | None:
+        """The base, if this path begins with all of its ids."""
+        return self.base if self.base is not None and self.shared == len(self.base) else None
+
+    def ids(self) -> Ints:
+        """Prompt and output, gathered along the bases."""
+        pieces: list[Ints] = []
+        node: TokenPath | None = self
+        end = len(self)
+        while node is not None:
+            if end > node.shared:
+                pieces.append(node.own[: end - node.shared])
+                end = node.shared
+            node = node.base
+        ids: Ints = array("i")
+        for piece in reversed(pieces):
+            ids.extend(piece)
+        return ids
+
+    def whole(self) -> tuple[int, ...]:
+        """The same as a tuple, kept until ``forget``: the next turn's prompt begins with it."""
+        if self._whole is None:
+            self._whole = tuple(self.ids())
+        return self._whole
+
+    def forget(self) -> None:
+        self._whole = None
+
+    def line(self) -> Iterator[TokenPath]:
+        """This path and those it extends, newest first."""
+        node: TokenPath | None = self
+        while node is not None:
+            yield node
+            node = node.extended
+
+    def row(self, trained_from: int = 0) -> Row:
+        """One training sequence in which sampled tokens from index ``trained_from`` on count."""
+        size = len(self)
+        loss_mask: Ints = array("i", bytes(4 * size))
+        logprobs: Floats = array("f", bytes(4 * size))
+        versions: Ints = array("i", [-1]) * size
+        for node in self.line():
+            start, end = node.num_prompt, len(node)
+            if start >= trained_from:
+                loss_mask[start:end] = array("i", [1]) * (end - start)
+                logprobs[start:end] = array("f", node.logprobs)
+                versions[start:end] = node.versions
+        return Row(token_ids=self.ids(), loss_mask=loss_mask, logprobs=logprobs, versions=versions)
+
+
+def shared_length(ids: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the common prefix, by halving: slices compare at C speed."""
+    low, high = 0, min(len(ids), len(other))
+    if ids[:high] == other[:high]:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if ids[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
