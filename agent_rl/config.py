@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -27,6 +28,10 @@ def _no_limit_is_none(value: Any) -> Any:
 
 TimeoutS = Annotated[Annotated[float, Field(gt=0)] | None, BeforeValidator(_no_limit_is_none)]
 """Seconds; None and inf mean no limit, 0 and negatives are refused."""
+
+
+_EXPONENT = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]+")
+"""2e-5 is a number to everyone but YAML 1.1, which wants 2.0e-5."""
 
 
 class Section(BaseModel):
@@ -89,10 +94,8 @@ class RolloutConfig(Section):
 
 
 class EngineConfig(Section):
-    """engine: the embedded engine; it shares the actor's parameters."""
+    """engine: the embedded engine; it shares the actor's parameters, device and dtype."""
 
-    device: str | None = Field(None, description="null: cuda when there is one, else cpu")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the weights")
     max_batch_size: int = Field(32, ge=1, description="sequences decoded together")
     max_seq_len: int = Field(2048, ge=8, description="prompt and completion tokens of a sequence")
 
@@ -129,6 +132,7 @@ class ActorConfig(Section):
     """actor: the policy, its loss and its optimizer."""
 
     path: str | None = Field(None, description="Hugging Face folder; null: tokenizer_path")
+    device: str | None = Field(None, description="null: cuda when there is one, else cpu")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the weights")
     optimizer: OptimizerConfig = OptimizerConfig()
     ppo_n_minibatches: int = Field(1, ge=1, description="optimizer steps for one batch")
@@ -247,8 +251,10 @@ class PPOConfig(Section):
     """The config of ``PPOTrainer``."""
 
     experiment_name: str = Field("agent_rl", min_length=1)
-    trial_name: str = Field("trial", min_length=1)
-    fileroot: str = Field("runs", min_length=1, description="everything is written below it")
+    trial_name: str = Field("trial", description="may be empty: no folder of its own")
+    fileroot: str = Field(
+        "runs", description="the run is written to {fileroot}/{experiment_name}/{trial_name}"
+    )
     seed: int = 1
     total_train_epochs: int = Field(1, ge=1)
     total_train_steps: int | None = Field(None, ge=1, description="null: by epochs")
@@ -306,11 +312,8 @@ def _parse_value(override: str, text: str) -> Any:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"override {override!r}: the value is not valid YAML: {error}") from error
-    if isinstance(value, str):  # YAML 1.1 reads 2e-5 as text
-        try:
-            return float(value)
-        except ValueError:
-            return value
+    if isinstance(value, str) and _EXPONENT.fullmatch(value):
+        return float(value)
     return value
 
 
