@@ -73,15 +73,22 @@ class RolloutConfig(Section):
     """rollout: how episodes are collected."""
 
     group_size: int = Field(1, ge=1, description="episodes per datum that share a baseline")
+    drop_incomplete_group: bool = Field(
+        False, description="one unusable episode makes the whole group unusable"
+    )
+    reward_normalization: bool = Field(
+        False, description="rewards of interactions become (reward - group mean) / group std"
+    )
+    reward_normalization_use_std: bool = Field(True, description="false: only subtract the mean")
     consumer_batch_size: int = Field(8, ge=1, description="groups in one training batch")
     max_concurrent_rollouts: int | None = Field(
         None, ge=1, description="groups running at once; null: consumer_batch_size"
     )
     max_head_offpolicyness: int = Field(
-        0, ge=0, description="versions that the oldest token of a batch may be behind"
+        0, ge=0, description="versions that collection may run ahead of training; 0: synchronous"
     )
     queue_size: int | None = Field(
-        None, ge=1, description="groups waiting; null: 16 times max_concurrent_rollouts"
+        None, ge=1, description="groups that submit() lets wait; null: 16 max_concurrent_rollouts"
     )
     episode_timeout_s: TimeoutS = Field(600.0, description="deadline of one episode; null: none")
     on_error: Literal["reject", "raise"] = Field(

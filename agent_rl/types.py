@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 JsonObject: TypeAlias = dict[str, Any]
 """A JSON object from outside: a request body, a chat message, a tool schema, a dataset row."""
 
-TensorDict: TypeAlias = "dict[str, Tensor | RolloutGroup | list[Any] | float]"
+RowValue: TypeAlias = "Tensor | RolloutGroup | list[Any] | float"
+TensorDict: TypeAlias = "dict[str, RowValue]"
 """Rows of one or more trajectories, keys as in the table of docs/guides/workflows.md."""
 
 StopReason: TypeAlias = Literal["stop", "length", "tool_calls", "abort"]

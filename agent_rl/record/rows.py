@@ -7,16 +7,16 @@ Pads are 0 on the right (False in ``attention_mask``); they are never read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from agent_rl.types import TensorDict
+from agent_rl.types import RowValue, TensorDict
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def pad_concat(tables: Sequence[TensorDict]) -> TensorDict:
+def pad_concat(tables: Sequence[Mapping[str, RowValue]]) -> TensorDict:
     """All rows in order. Tensors are padded to the widest and joined on dimension 0, lists are
     appended; of any other value the first one is kept. The tables are not changed.
 
