@@ -53,7 +53,7 @@ def reduce_entries(
     reduce_group: ProcessGroup | None,
     key_sync_group: ProcessGroup | None,
 ) -> dict[str, float]:
-    """The exported numbers, keys sorted. ``groups`` are the own groups of local keys.
+    """The exported numbers, in one order on all ranks. ``groups``: own groups of local keys.
 
     A key is reduced over its own group, else over ``reduce_group``, else not at all.
 
