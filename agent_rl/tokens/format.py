@@ -1,0 +1,204 @@
+"""ChatFormat: one tokenizer with its template and parsers, both ways.
+
+Messages become prompt ids (``render``, and ``bridge`` for the next turn of a recorded one), and
+sampled ids become a message (``parse``, ``decoder``). A format is built once for each tokenizer and
+choice of options; it is immutable and shared by all sessions. Knows neither engines nor records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from agent_rl.tokens import tool_formats
+from agent_rl.tokens.bridge import NoBridge, TemplateBridge
+from agent_rl.tokens.parse import (
+    MessageReader,
+    ParsedMessage,
+    ReasoningFormat,
+    reasoning_format,
+)
+from agent_rl.tokens.render import ChatTemplate
+from agent_rl.tokens.vocabulary import Vocabulary
+from agent_rl.types import JsonObject, StopReason
+
+_ATTRIBUTE = "_agent_rl_formats"
+
+
+class _Formats(dict[Any, Any]):
+    """Kept on the tokenizer itself, so both die together; copies and pickles start empty."""
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return (_Formats, ())
+
+
+class ChatFormat:
+    """How one tokenizer writes and reads conversations. Use ``ChatFormat.of``."""
+
+    @classmethod
+    def of(
+        cls,
+        tokenizer: Any,
+        *,
+        renderer: str = "auto",
+        tool_call_parser: str = "auto",
+        reasoning_parser: str = "auto",
+    ) -> ChatFormat:
+        """The format for a tokenizer, built at the first call with these options.
+
+        Args:
+            tokenizer: a Hugging Face tokenizer, or see ``vocabulary.Tokenizer``.
+            renderer: "auto" and "template" use the tokenizer's chat template; "hermes" too, but
+                writes tools in the `hermes` form (see ``hermes``).
+            tool_call_parser: "auto", "none", a format of ``tool_formats`` or an SGLang/vLLM name.
+            reasoning_parser: "auto", "none" or a name of ``parse.REASONING_FORMATS``.
+
+        Raises:
+            ConfigError: an unknown name.
+            TokenError: the tokenizer has no chat template.
+        """
+        formats = getattr(tokenizer, _ATTRIBUTE, None)
+        if formats is None:
+            formats = _Formats()
+            if hasattr(tokenizer, "__dict__"):
+                setattr(tokenizer, _ATTRIBUTE, formats)
+        template = getattr(tokenizer, "chat_template", None)
+        template = template if isinstance(template, str) else id(template)
+        key = (template, renderer, tool_call_parser, reasoning_parser)
+        found: ChatFormat | None = formats.get(key)
+        if found is None:
+            found = formats[key] = cls(tokenizer, renderer, tool_call_parser, reasoning_parser)
+        return found
+
+    def __init__(
+        self, tokenizer: Any, renderer: str, tool_call_parser: str, reasoning_parser: str
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.vocabulary = Vocabulary(tokenizer)
+        self.template = ChatTemplate(tokenizer, "hermes" if renderer == "hermes" else "auto")
+        self._tool_format = self._chosen_tool_format(tool_call_parser)
+        self._reasoning = self._chosen_reasoning(reasoning_parser)
+        eos, pad = self.vocabulary.eos_id, self.vocabulary.pad_id
+        plain = TemplateBridge(self.template, self.vocabulary, frozenset())
+        ends = [*plain.end_ids(), eos, pad if self.vocabulary.pad_is_end else None]
+        self.stop_token_ids: tuple[int, ...] = tuple(
+            dict.fromkeys(end for end in ends if end is not None)
+        )
+        self._end_ids = frozenset({*self.stop_token_ids, *([pad] if pad is not None else [])})
+        self._bridge = TemplateBridge(self.template, self.vocabulary, self._end_ids)
+
+    def render(
+        self,
+        messages: Sequence[JsonObject],
+        tools: Sequence[JsonObject] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
+        """The prompt's ids, from the whole conversation, with the generation prompt.
+
+        Raises:
+            TokenError: the template refuses the messages, or a content part is not supported.
+        """
+        return tuple(
+            self.vocabulary.encode(self.template.text(messages, tools, chat_template_kwargs))
+        )
+
+    def bridge(
+        self,
+        parent_ids: Sequence[int],
+        stop_reason: StopReason,
+        new_messages: Sequence[JsonObject],
+        tools: Sequence[JsonObject] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        history: Sequence[JsonObject] = (),
+    ) -> tuple[int, ...] | NoBridge:
+        """Ids that lead from the parent's prompt + output to the next turn, or why there are none.
+
+        Args:
+            parent_ids: the parent's prompt ids and output ids; they are never changed.
+            stop_reason: how the parent's output ended. The ids decide: an end mark that is not
+                their last one is inserted.
+            new_messages: what the conversation has after the parent's output.
+            tools, chat_template_kwargs: unchanged since the parent, or it is not its child.
+            history: the conversation up to and including the parent's output, where known. Only
+                its first and last message are looked at; some templates need them.
+        """
+        return self._bridge.extend(parent_ids, new_messages, tools, chat_template_kwargs, history)
+
+    def parse(
+        self,
+        output_ids: Sequence[int],
+        *,
+        tools: Sequence[JsonObject] | None = None,
+        stop_reason: StopReason = "stop",
+        stop: Sequence[str] = (),
+        prompt_ids: Sequence[int] | None = None,
+    ) -> ParsedMessage:
+        """The message that sampled ids spell.
+
+        Without ``tools`` tool calls are content. ``prompt_ids`` says exactly whether the prompt
+        ended inside reasoning; without it the template's usual generation prompt decides.
+        """
+        reader = self.decoder(tools=tools, stop=stop, prompt_ids=prompt_ids)
+        reader.feed(output_ids)
+        reader.finish(stop_reason)
+        return reader.message
+
+    def decoder(
+        self,
+        *,
+        tools: Sequence[JsonObject] | None = None,
+        stop: Sequence[str] = (),
+        prompt_ids: Sequence[int] | None = None,
+    ) -> MessageReader:
+        """Reads one completion while it arrives: ``feed(ids)``, ``finish(stop_reason)``."""
+        return MessageReader(
+            self.vocabulary,
+            end_ids=self._end_ids,
+            reasoning=self._reasoning,
+            tool_format=self._tool_format if tools is not None and len(tools) else None,
+            tools=tools,
+            stop=stop,
+            is_reasoning=self._is_reasoning(prompt_ids),
+        )
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ids with their special tokens, for people to read."""
+        return self.vocabulary.decode(token_ids)
+
+    def _is_reasoning(self, prompt_ids: Sequence[int] | None) -> bool:
+        if self._reasoning is None:
+            return False
+        if prompt_ids is None:
+            return self._opens_reasoning
+        # Enough for any generation prompt; the prompt itself may be long.
+        return _ends_open(self.vocabulary.decode(prompt_ids[-16:]), self._reasoning)
+
+    @cached_property
+    def _opens_reasoning(self) -> bool:
+        """Whether the usual generation prompt ends with an open reasoning tag."""
+        assert self._reasoning is not None, "asked only where there is a format"
+        text = self.template.text([{"role": "user", "content": "hi"}])
+        return _ends_open(text, self._reasoning)
+
+    def _chosen_tool_format(self, name: str) -> tool_formats.ToolFormat | None:
+        if name == "none":
+            return None
+        if name == "auto":
+            name = tool_formats.detect(self.template.source, self.template.knows_tools)
+        return tool_formats.tool_format(name)
+
+    def _chosen_reasoning(self, name: str) -> ReasoningFormat | None:
+        if name == "none":
+            return None
+        if name != "auto":
+            return reasoning_format(name)
+        for format in (reasoning_format("think"), reasoning_format("mistral")):
+            if format.close in self.template.source or self.vocabulary.id_of(format.close):
+                return format
+        return None
+
+
+def _ends_open(prompt: str, reasoning: ReasoningFormat) -> bool:
+    return prompt.rstrip().endswith(reasoning.open)

@@ -1,0 +1,81 @@
+"""JSON objects inside sampled text, with the exact text of their values.
+
+``{"name": "f", "arguments": {"x": 1.0}}`` -> ``{"name": '"f"', "arguments": '{"x": 1.0}'}``: the
+values are checked to be JSON and never written anew, so spacing, escapes, digits and key order are
+what the model sampled.
+"""
+
+from __future__ import annotations
+
+import json
+from json.decoder import JSONDecoder
+from typing import Any
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = JSONDecoder(parse_constant=_refuse_constant)
+
+
+def object_members(text: str, start: int, end: int) -> tuple[dict[str, str], int] | None:
+    """Members of the JSON object at ``start`` with their texts, and where the object ends.
+
+    None where there is no complete object before ``end``. The last of equal keys wins.
+    """
+    text = text[:end]
+    members: dict[str, str] = {}
+    place = skip_space(text, start)
+    if not text.startswith("{", place):
+        return None
+    place = skip_space(text, place + 1)
+    if text.startswith("}", place):
+        return members, place + 1
+    while True:
+        key = value_at(text, place)
+        if key is None or not isinstance(key[0], str):
+            return None
+        place = skip_space(text, key[1])
+        if not text.startswith(":", place):
+            return None
+        place = skip_space(text, place + 1)
+        value = value_at(text, place)
+        if value is None:
+            return None
+        members[key[0]] = text[place : value[1]]
+        place = skip_space(text, value[1])
+        if text.startswith("}", place):
+            return members, place + 1
+        if not text.startswith(",", place):
+            return None
+        place = skip_space(text, place + 1)
+
+
+def value_at(text: str, start: int) -> tuple[Any, int] | None:
+    """The JSON value at ``start`` and where it ends."""
+    try:
+        return _DECODER.raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return None
+
+
+def is_object(text: str) -> bool:
+    members = object_members(text, 0, len(text))
+    return members is not None and not text[members[1] :].strip()
+
+
+def as_text(text: str) -> str | None:
+    """The value of a JSON string, None for any other JSON text."""
+    value = value_at(text, 0)
+    return value[0] if value is not None and isinstance(value[0], str) else None
+
+
+def dump(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def skip_space(text: str, start: int) -> int:
+    while start < len(text) and text[start] in " \t\r\n":
+        start += 1
+    return start

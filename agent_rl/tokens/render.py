@@ -1,0 +1,231 @@
+"""Messages + tools -> text, through the tokenizer's own chat template.
+
+What a template can take is found by rendering small probes once: whether it knows tools (else the
+`hermes` form, see ``hermes``), arguments as mapping or text, an absent content, long tool-call
+ids, the developer role. Rendering is the only thing done here; ids are made in ``format``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import jinja2
+import jinja2.sandbox
+
+from agent_rl.errors import TokenError
+from agent_rl.tokens import hermes
+from agent_rl.tokens.messages import (
+    arguments_text,
+    arguments_value,
+    normal_messages,
+    normal_tools,
+)
+from agent_rl.types import JsonObject
+
+# What a template or a small apply_chat_template raises when it does not like its input.
+_REFUSALS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+)
+_NAME, _VALUE, _RESULT = "qzxname", "qzxvalue", "qzxresult"
+_PROBE_TOOL: JsonObject = {
+    "type": "function",
+    "function": {
+        "name": _NAME,
+        "description": "probe",
+        "parameters": {"type": "object", "properties": {_VALUE: {"type": "string"}}},
+    },
+}
+
+
+class ChatTemplate:
+    """The text that a tokenizer's template gives for a conversation.
+
+    Args:
+        tokenizer: has ``apply_chat_template``, or ``chat_template`` with the Jinja text.
+        tool_form: "auto" finds out whether the template knows tools; "hermes" says it does not.
+    """
+
+    def __init__(self, tokenizer: Any, tool_form: str = "auto") -> None:
+        self._tokenizer = tokenizer
+        self._tool_form = tool_form
+        source = getattr(tokenizer, "chat_template", None)
+        self.source = json.dumps(source) if isinstance(source, dict) else str(source or "")
+        self._compiled: jinja2.Template | None = None
+        if not hasattr(tokenizer, "apply_chat_template"):
+            if not self.source:
+                raise TokenError("the tokenizer has no chat template; set tokenizer.chat_template")
+            self._compiled = _environment().from_string(self.source)
+
+    def text(
+        self,
+        messages: Sequence[JsonObject],
+        tools: Sequence[JsonObject] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The rendered conversation.
+
+        Raises:
+            TokenError: the template refuses it, or a content part is not text.
+        """
+        normal = normal_messages(messages, takes_images=self.takes_images)
+        specs = normal_tools(tools)
+        if not self.knows_tools:
+            normal, specs = hermes.without_tools(normal, specs), []
+        normal = [self._adapted(message) for message in normal]
+        return self._apply(normal, specs, chat_template_kwargs or {}, add_generation_prompt)
+
+    @cached_property
+    def knows_tools(self) -> bool:
+        """Whether tools given to the template show up in its text."""
+        if self._tool_form == "hermes":
+            return False
+        messages = [{"role": "user", "content": "hi"}]
+        try:
+            return _NAME in self._apply(messages, [_PROBE_TOOL], {}, True)
+        except TokenError:
+            return False
+
+    @cached_property
+    def takes_images(self) -> bool:
+        return "image" in self.source
+
+    @cached_property
+    def has_developer(self) -> bool:
+        return "developer" in self.source
+
+    @property
+    def identity(self) -> str:
+        """A short hash of the template's text."""
+        return hashlib.sha256(self.source.encode()).hexdigest()[:16]
+
+    @cached_property
+    def _call_form(self) -> tuple[bool, bool, bool]:
+        """(arguments as text, no content as None, short ids): the first form that renders a call.
+
+        A form counts only if the template writes the call: name, argument and JSON's quotes.
+        """
+        for is_text, is_none, is_short in (
+            (False, False, False),
+            (False, False, True),
+            (True, False, False),
+            (False, True, False),
+            (True, True, False),
+            (True, True, True),
+        ):
+            form = (is_text, is_none, is_short)
+            try:
+                text = self._apply(_probe_call(form), [_PROBE_TOOL], {}, False)
+            except TokenError:
+                continue
+            # A mapping printed by Python, {'x': 1}, is not what the model was trained on.
+            if _NAME in text and _VALUE in text and f"'{_VALUE}'" not in text:
+                return form
+        return (False, False, False)
+
+    def _adapted(self, message: JsonObject) -> JsonObject:
+        """A normal message in the form this template takes."""
+        role = message["role"]
+        if role == "developer" and not self.has_developer:
+            return {**message, "role": "system"}
+        if not self.knows_tools or (role != "tool" and "tool_calls" not in message):
+            return message
+        return _in_form(message, self._call_form)
+
+    def _apply(
+        self,
+        messages: list[JsonObject],
+        tools: list[JsonObject],
+        kwargs: Mapping[str, Any],
+        add_generation_prompt: bool,
+    ) -> str:
+        try:
+            if self._compiled is not None:
+                special = getattr(self._tokenizer, "special_tokens_map", None) or {}
+                return self._compiled.render(
+                    messages=messages,
+                    tools=tools or None,
+                    add_generation_prompt=add_generation_prompt,
+                    **{**special, **kwargs},
+                )
+            options = {"tools": tools} if tools else {}
+            text = self._tokenizer.apply_chat_template(
+                messages,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **options,
+                **kwargs,
+            )
+        except _REFUSALS as error:
+            raise TokenError(f"the chat template refuses these messages: {error}") from error
+        return str(text)
+
+
+def _probe_call(form: tuple[bool, bool, bool]) -> list[JsonObject]:
+    call = {
+        "id": "call_0123456789abcdef",
+        "type": "function",
+        "function": {"name": _NAME, "arguments": {_VALUE: "x"}},
+    }
+    return [
+        {"role": "user", "content": "hi"},
+        _in_form({"role": "assistant", "content": "", "tool_calls": [call]}, form),
+    ]
+
+
+def _in_form(message: JsonObject, form: tuple[bool, bool, bool]) -> JsonObject:
+    _, is_none, is_short = form
+    message = dict(message)
+    if "tool_calls" in message:
+        message["tool_calls"] = [_call_in_form(call, form) for call in message["tool_calls"]]
+        if is_none and message["content"] == "":
+            message["content"] = None
+    if is_short and "tool_call_id" in message:
+        message["tool_call_id"] = _short_id(message["tool_call_id"])
+    return message
+
+
+def _call_in_form(call: JsonObject, form: tuple[bool, bool, bool]) -> JsonObject:
+    is_text, _, is_short = form
+    arguments = call["function"]["arguments"]
+    adapted = arguments_text(arguments) if is_text else arguments_value(arguments)
+    return {
+        **call,
+        "function": {**call["function"], "arguments": adapted},
+        "id": _short_id(call["id"]) if is_short else call["id"],
+    }
+
+
+def _short_id(tool_call_id: str) -> str:
+    """Nine letters and digits, as Mistral's templates demand; the same for the same id."""
+    if len(tool_call_id) == 9 and tool_call_id.isalnum():
+        return tool_call_id
+    return hashlib.sha256(tool_call_id.encode()).hexdigest()[:9]
+
+
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    """The dialect of Hugging Face templates: trimmed blocks, ``raise_exception``, plain JSON."""
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    return environment
+
+
+def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
+    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)

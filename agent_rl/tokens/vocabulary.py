@@ -1,0 +1,70 @@
+"""A tokenizer seen as what the rest needs: text <-> ids, and which ids are boundaries.
+
+A boundary is an added token (``<|im_end|>``, ``</think>``): the tokenizer splits text there before
+anything else, so text that starts with one is encoded alone exactly as inside a longer text.
+Works with any Hugging Face tokenizer and with a small object that has ``encode``, ``decode`` and
+``eos_token_id`` (its ``all_special_ids`` are then the boundaries). Knows nothing of messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+_END_NAMES = frozenset(
+    {"<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|end|>", "</s>", "<eos>"}
+)
+"""A pad token with one of these texts also ends a text; any other one is only filler."""
+
+
+class Tokenizer(Protocol):
+    """The least a tokenizer must offer; a chat template comes on top (``render.ChatTemplate``)."""
+
+    eos_token_id: int | None
+
+    def encode(self, text: str, *, add_special_tokens: bool = ...) -> Sequence[int]: ...
+
+    def decode(self, token_ids: Sequence[int], /) -> str: ...
+
+
+class Vocabulary:
+    """Encodes template text (never model output) and decodes ids."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        added = dict(getattr(tokenizer, "added_tokens_decoder", None) or {})
+        named = [getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad")]
+        special = {*(getattr(tokenizer, "all_special_ids", None) or ()), *named} - {None}
+        special |= {id for id, token in added.items() if getattr(token, "special", True)}
+        self.special: frozenset[int] = frozenset(special)
+        self.boundaries: frozenset[int] = self.special | frozenset(added)
+        self.eos_id: int | None = named[1]
+        self.pad_id: int | None = named[2]
+        # Hugging Face may tidy spaces while decoding, which would make the text of a prefix differ
+        # from the prefix of the text.
+        is_tidying = hasattr(tokenizer, "clean_up_tokenization_spaces")
+        self._options: dict[str, Any] = (
+            {"clean_up_tokenization_spaces": False} if is_tidying else {}
+        )
+        texts = {id: getattr(token, "content", None) for id, token in added.items()}
+        self._texts = {id: texts.get(id) or self.decode([id]) for id in self.boundaries}
+        self._ids = {text: id for id, text in self._texts.items()}
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included."""
+        return str(self._tokenizer.decode(list(token_ids), **self._options))
+
+    def text_of(self, token_id: int) -> str:
+        """The text of one token."""
+        return self._texts.get(token_id) or self.decode([token_id])
+
+    def id_of(self, text: str) -> int | None:
+        """The boundary token with exactly this text, None where the text is spelled by others."""
+        return self._ids.get(text)
+
+    @property
+    def pad_is_end(self) -> bool:
+        return self.pad_id is not None and self.text_of(self.pad_id) in _END_NAMES
