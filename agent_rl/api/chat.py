@@ -1,0 +1,175 @@
+"""POST /chat/completions: the request body, and the answer that is not streamed.
+
+Every field of the body is read here or in ``sampling`` and ``turn``; one that nobody reads is
+refused.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agent_rl.api.fields import Fields
+from agent_rl.api.generate import Choice, generate, new_id, plan_prompt, record
+from agent_rl.api.grammar import answer_grammar, refuse_two_grammars, tool_grammar
+from agent_rl.api.logprobs import chat_logprobs
+from agent_rl.api.sampling import read_logprobs, read_sampling, refuse_unsupported
+from agent_rl.api.session import Session
+from agent_rl.api.turn import Turn, check_messages, check_tools, effort_kwargs, read_labels
+from agent_rl.record.plan import PromptPlan
+from agent_rl.types import JsonObject
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    turn: Turn
+    is_streamed: bool
+    has_usage_chunk: bool
+
+
+async def chat_completions(session: Session, turn: Turn) -> JsonObject:
+    plan = plan_prompt(session, turn)
+    call_id = new_id("chatcmpl-")
+    created = int(time.time())
+    choices = await generate(session, turn, plan, call_id)
+    completion = completion_object(session, turn, plan, call_id, created, choices)
+    record(session, turn, plan, choices, completion=completion)
+    return completion
+
+
+def completion_object(
+    session: Session,
+    turn: Turn,
+    plan: PromptPlan,
+    call_id: str,
+    created: int,
+    choices: list[Choice],
+) -> JsonObject:
+    completion: JsonObject = {
+        "id": call_id,
+        "object": "chat.completion",
+        "created": created,
+        "model": turn.model,
+        "choices": [_choice(session, turn, choice) for choice in choices],
+        "usage": usage(plan, choices),
+    }
+    if turn.has_token_ids:
+        completion["prompt_token_ids"] = list(plan.input_ids)
+    return completion
+
+
+def read_chat_request(session: Session, body: JsonObject) -> ChatRequest:
+    """Raises RequestError naming the first field that is wrong or cannot be honoured."""
+    fields = Fields(body)
+    model = fields.string("model") or session.model
+    images = check_messages(fields.raw("messages"), session.engine)
+    tools = check_tools(fields.array("tools"))
+    has_logprobs, top_logprobs = read_logprobs(fields)
+    gconfig = read_sampling(fields, session, max_new_tokens=_max_new_tokens(fields))
+    is_parallel = read_parallel(fields)
+    choice, calls = tool_grammar(fields.raw("tool_choice"), tools, is_parallel=is_parallel)
+    answer = answer_grammar(fields.mapping("response_format"), where="response_format")
+    gconfig = replace(
+        gconfig,
+        top_logprobs=top_logprobs,
+        grammar=refuse_two_grammars(fields, answer, calls) or gconfig.grammar,
+    )
+    turn = Turn(
+        model=model,
+        messages=body["messages"],
+        gconfig=gconfig,
+        tools=tools,
+        can_call_tools=choice != "none",
+        n=fields.integer("n", low=1, high=128) or 1,
+        has_logprobs=has_logprobs,
+        has_token_ids=fields.boolean("return_token_ids"),
+        chat_template_kwargs=_template_kwargs(fields, session),
+        image_data=images,
+        store=fields.raw("store") is not False,
+        labels=read_labels(fields),
+    )
+    is_streamed = fields.boolean("stream")
+    has_usage_chunk = _stream_options(fields, is_streamed=is_streamed)
+    _refuse_other_products(fields)
+    fields.finish()
+    refuse_unsupported(
+        gconfig, session.engine, grammar_param="response_format" if answer else "tool_choice"
+    )
+    return ChatRequest(turn=turn, is_streamed=is_streamed, has_usage_chunk=has_usage_chunk)
+
+
+def usage(plan: PromptPlan, choices: list[Choice]) -> JsonObject:
+    """Real tokens: every sampled one counts, the end-of-turn token too. Unknown cache use is 0."""
+    prompt = len(plan.input_ids)
+    sampled = sum(len(choice.response.output_tokens) for choice in choices)
+    reasoning = sum(choice.num_reasoning_tokens for choice in choices)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": sampled,
+        "total_tokens": prompt + sampled,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
+    }
+
+
+def _choice(session: Session, turn: Turn, choice: Choice) -> JsonObject:
+    logprobs = None
+    if turn.has_logprobs:
+        content = chat_logprobs(session.format, choice.response)
+        logprobs = {"content": content, "refusal": None}
+    result: JsonObject = {
+        "index": choice.index,
+        "message": choice.message,
+        "finish_reason": choice.finish_reason,
+        "logprobs": logprobs,
+    }
+    if turn.has_token_ids:
+        result["token_ids"] = list(choice.response.output_tokens)
+    return result
+
+
+def _max_new_tokens(fields: Fields) -> int | None:
+    old = fields.integer("max_tokens", low=1)
+    new = fields.integer("max_completion_tokens", low=1)
+    if old is not None and new is not None:
+        raise fields.refusal("max_tokens", "and max_completion_tokens are the same limit: send one")
+    return old if new is None else new
+
+
+def read_parallel(fields: Fields) -> bool:
+    value = fields.raw("parallel_tool_calls")
+    if value not in (None, True, False):
+        raise fields.refusal("parallel_tool_calls", f"must be true or false, not {value!r}")
+    return value is not False
+
+
+def _template_kwargs(fields: Fields, session: Session) -> dict[str, Any]:
+    """``reasoning_effort`` reaches the model through the template, or not at all."""
+    kwargs = dict(fields.mapping("chat_template_kwargs") or {})
+    return kwargs | effort_kwargs(fields, "reasoning_effort", session)
+
+
+def _stream_options(fields: Fields, *, is_streamed: bool) -> bool:
+    options = fields.mapping("stream_options")
+    if options is None:
+        return False
+    if not is_streamed:
+        raise fields.refusal("stream_options", "is only allowed with stream=true")
+    inner = Fields(options, where="stream_options")
+    has_usage_chunk = inner.boolean("include_usage")
+    inner.only("include_obfuscation", False)
+    inner.finish()
+    return has_usage_chunk
+
+
+def _refuse_other_products(fields: Fields) -> None:
+    """Parameters of audio, search, moderation and prediction: nothing here could honour them."""
+    fields.only("audio")
+    fields.only("function_call", "none")
+    fields.only("functions", [])
+    fields.only("modalities", ["text"])
+    fields.only("moderation")
+    fields.only("prediction")
+    fields.only("verbosity", "medium")
+    fields.only("web_search_options")

@@ -1,0 +1,219 @@
+"""From a Turn to finished choices: plan the prompt, ask the engine, read the ids, record.
+
+Invariant: an interaction is recorded only when the whole call has succeeded, and between the
+record and the answer there is no await, so a cancelled or failed call leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from bisect import bisect_left
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from agent_rl.api.session import Session
+from agent_rl.api.turn import Turn
+from agent_rl.engine.base import token_budget
+from agent_rl.errors import ContextLengthError, EpisodeError, boundary
+from agent_rl.record.plan import PromptPlan
+from agent_rl.tokens.parse import MessageReader, ParsedMessage
+from agent_rl.tokens.tool_formats import ParsedToolCall
+from agent_rl.types import JsonObject, ModelRequest, ModelResponse
+
+FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One finished answer. ``message`` is what the caller gets and the record keeps."""
+
+    index: int
+    interaction_id: str
+    response: ModelResponse
+    message: JsonObject
+    finish_reason: FinishReason
+    num_reasoning_tokens: int
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}{uuid.uuid4().hex}"
+
+
+def plan_prompt(session: Session, turn: Turn) -> PromptPlan:
+    """The ids to send and where they hang in the conversation tree.
+
+    Raises:
+        ContextLengthError: there is no room for even one new token; nothing reaches the engine.
+    """
+    plan = session.cache.plan(
+        turn.messages,
+        turn.tools,
+        session.format,
+        session.chat_template_type,
+        turn.chat_template_kwargs,
+    )
+    check_room(session, turn, len(plan.input_ids))
+    return plan
+
+
+def check_room(session: Session, turn: Turn, num_prompt_tokens: int) -> None:
+    limit = session.engine.max_seq_len
+    if token_budget(turn.gconfig, num_prompt_tokens, limit) < 1:
+        limits = [limit, turn.gconfig.max_tokens or limit]
+        raise ContextLengthError(prompt_tokens=num_prompt_tokens, limit=min(limits))
+
+
+def model_request(
+    turn: Turn, input_ids: tuple[int, ...], call_id: str, index: int = 0
+) -> ModelRequest:
+    """Choice 0 has the call's id, choice 2 of ``chatcmpl-1`` has ``chatcmpl-1/2``.
+
+    With a seed, choice i samples with seed + i: the same seed would give the same choice.
+    """
+    gconfig = turn.gconfig
+    if index and gconfig.seed is not None:
+        gconfig = replace(gconfig, seed=gconfig.seed + index)
+    return ModelRequest(
+        rid=f"{call_id}/{index}" if index else call_id,
+        input_ids=input_ids,
+        gconfig=gconfig,
+        metadata=turn.labels,
+        image_data=turn.image_data or None,
+    )
+
+
+async def generate(session: Session, turn: Turn, plan: PromptPlan, call_id: str) -> list[Choice]:
+    """``turn.n`` choices, sampled concurrently. If one fails, the others are cancelled."""
+    requests = [model_request(turn, plan.input_ids, call_id, index) for index in range(turn.n)]
+    if len(requests) == 1:
+        responses = [await ask(session, requests[0])]
+    else:
+        responses = await _together([ask(session, request) for request in requests])
+    choices = []
+    for index, response in enumerate(responses):
+        reader = new_reader(session, turn, plan)
+        reader.feed(response.output_tokens)
+        reader.finish(response.stop_reason)
+        calls = [tool_call(call) for call in reader.message.tool_calls]
+        choices.append(finish_choice(session, plan, requests[index].rid, response, reader, calls))
+    return choices
+
+
+async def ask(session: Session, request: ModelRequest) -> ModelResponse:
+    """What the engine raises becomes an error of the engine's boundary."""
+    with boundary("engine"):
+        response = await session.engine.agenerate(request)
+    return checked(response, request.rid)
+
+
+def checked(response: ModelResponse, rid: str) -> ModelResponse:
+    """An aborted generation is no answer: whoever aborted it did not want one."""
+    if response.stop_reason == "abort":
+        count = len(response.output_tokens)
+        raise EpisodeError(
+            f"the generation of {rid} was aborted after {count} tokens", boundary="engine"
+        )
+    return response
+
+
+async def _together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Like ``asyncio.gather``, but the first failure cancels the rest and is raised bare."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+def new_reader(session: Session, turn: Turn, plan: PromptPlan) -> MessageReader:
+    return session.format.decoder(
+        tools=turn.tools if turn.can_call_tools else None,
+        stop=turn.gconfig.stop,
+        prompt_ids=plan.input_ids,
+    )
+
+
+def tool_call(call: ParsedToolCall) -> JsonObject:
+    """A call as the caller gets it, with an id of its own: the first key to find it again by."""
+    return {
+        "id": new_id("call_"),
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
+
+
+def finish_choice(
+    session: Session,
+    plan: PromptPlan,
+    interaction_id: str,
+    response: ModelResponse,
+    reader: MessageReader,
+    calls: list[JsonObject],
+) -> Choice:
+    """Text and tool calls are a view of the sampled ids; a cut answer is "length", whatever it
+    holds."""
+    parsed = reader.message
+    message: JsonObject = {"role": "assistant", "content": parsed.content, "refusal": None}
+    if parsed.reasoning_content is not None:
+        message["reasoning_content"] = parsed.reasoning_content
+    if calls:
+        message |= {"content": parsed.content or None, "tool_calls": calls}
+    finish_reason: FinishReason = "tool_calls" if calls else "stop"
+    return Choice(
+        index=int(interaction_id.partition("/")[2] or 0),
+        interaction_id=interaction_id,
+        response=response,
+        message=message,
+        finish_reason="length" if response.stop_reason == "length" else finish_reason,
+        num_reasoning_tokens=_count_reasoning(session, plan, response, parsed),
+    )
+
+
+def _count_reasoning(
+    session: Session, plan: PromptPlan, response: ModelResponse, parsed: ParsedMessage
+) -> int:
+    """The least number of sampled tokens that already spell the whole reasoning."""
+    size = len(parsed.reasoning_content or "")
+    if size == 0:
+        return 0
+    ids = response.output_tokens
+
+    def num_shown(count: int) -> int:
+        reader = session.format.decoder(prompt_ids=plan.input_ids)
+        reader.feed(ids[:count])
+        return len(reader.message.reasoning_content or "")
+
+    return bisect_left(range(len(ids)), size, key=num_shown)
+
+
+def record(
+    session: Session,
+    turn: Turn,
+    plan: PromptPlan,
+    choices: Sequence[Choice],
+    *,
+    completion: JsonObject | None = None,
+    response: JsonObject | None = None,
+) -> None:
+    """Append every choice as an interaction, siblings in order of their index."""
+    if not turn.store:
+        return
+    created_at = time.time()
+    for choice in choices:
+        session.cache.append(
+            plan.interaction(
+                interaction_id=choice.interaction_id,
+                model_response=choice.response,
+                output_message_list=[choice.message],
+                completion=completion,
+                response=response,
+                created_at=created_at,
+                temperature=turn.gconfig.logprob_temperature,
+                metadata=turn.labels,
+            )
+        )

@@ -1,0 +1,130 @@
+"""Turn: one validated request for completions, the same whichever endpoint it came from.
+
+Messages and tools are the caller's own JSON, checked and neither copied nor changed; ChatFormat
+knows how to render them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_rl.api.fields import Fields
+from agent_rl.api.session import Session
+from agent_rl.engine.base import InferenceEngine
+from agent_rl.errors import RequestError
+from agent_rl.types import GenerationConfig, JsonObject
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """``messages`` is what the record keeps. ``prompt_ids`` is set for a prompt without messages.
+
+    ``labels`` (metadata, user, ...) are kept on the interaction and change nothing.
+    """
+
+    model: str
+    messages: list[JsonObject]
+    gconfig: GenerationConfig
+    tools: list[JsonObject] | None = None
+    can_call_tools: bool = False
+    n: int = 1
+    has_logprobs: bool = False
+    has_token_ids: bool = False
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    image_data: tuple[str, ...] = ()
+    prompt_ids: tuple[int, ...] | None = None
+    store: bool = True
+    labels: Mapping[str, Any] = field(default_factory=dict)
+
+
+def check_messages(messages: Any, engine: InferenceEngine) -> tuple[str, ...]:
+    """Raises RequestError naming the message that is wrong; returns the images in order."""
+    if not isinstance(messages, list) or not messages:
+        raise RequestError("messages must be a non-empty list", param="messages")
+    images: list[str] = []
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        if not isinstance(message, dict):
+            raise RequestError(
+                f"{where} must be an object with a role, not {type(message).__name__}", param=where
+            )
+        if message.get("role") not in _ROLES:
+            raise RequestError(
+                f"{where}.role is {message.get('role')!r}; it must be one of {', '.join(_ROLES)}",
+                param=f"{where}.role",
+            )
+        content = message.get("content")
+        if isinstance(content, list):
+            images += _check_parts(content, f"{where}.content")
+        elif content is not None and not isinstance(content, str):
+            raise RequestError(
+                f"{where}.content must be a string or a list of parts", param=f"{where}.content"
+            )
+    if images and "image_data" not in engine.supported:
+        raise RequestError(
+            f"messages hold images, which this engine ({type(engine).__name__}) cannot read",
+            param="messages",
+            code="unsupported_content",
+        )
+    return tuple(images)
+
+
+def _check_parts(parts: Sequence[Any], where: str) -> list[str]:
+    images = []
+    for index, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "image_url" and isinstance(part["image_url"], dict):
+            images.append(str(part["image_url"].get("url")))
+        elif kind not in _TEXT_PARTS:
+            raise RequestError(
+                f"{where}[{index}] is a part of type {kind!r}; text and image_url are supported",
+                param=f"{where}[{index}]",
+                code="unsupported_content",
+            )
+    return images
+
+
+def check_tools(tools: list[Any] | None) -> list[JsonObject] | None:
+    """Function tools only; an empty list is the same as none."""
+    for index, tool in enumerate(tools or []):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind != "function":
+            raise RequestError(
+                f"tools[{index}] has type {kind!r}; only function tools are supported",
+                param=f"tools[{index}]",
+                code="unsupported_tool",
+            )
+    return tools or None
+
+
+def read_labels(fields: Fields) -> dict[str, Any]:
+    """What only names or caches a request: kept on the interaction, without effect on it."""
+    sent = {
+        "metadata": fields.mapping("metadata"),
+        "user": fields.string("user"),
+        "safety_identifier": fields.string("safety_identifier"),
+        "prompt_cache_key": fields.string("prompt_cache_key"),
+        "prompt_cache_retention": fields.string("prompt_cache_retention"),
+        "prompt_cache_options": fields.mapping("prompt_cache_options"),
+        "service_tier": fields.choice("service_tier", ("auto", "default")),
+    }
+    return {name: value for name, value in sent.items() if value is not None}
+
+
+def effort_kwargs(fields: Fields, name: str, session: Session) -> dict[str, Any]:
+    """What the chat template is told about the reasoning effort: its level, or on and off."""
+    effort = fields.choice(name, _EFFORTS)
+    if effort is None:
+        return {}
+    source = session.format.template.source
+    if "reasoning_effort" in source:
+        return {"reasoning_effort": effort}
+    if "enable_thinking" in source:
+        return {"enable_thinking": effort != "none"}
+    raise fields.refusal(name, "means nothing to this model's chat template; leave it out")

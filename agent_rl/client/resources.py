@@ -1,0 +1,72 @@
+"""The SDK's resources with a ``create`` that posts its arguments as they are.
+
+The SDK first rewrites every message against each member of its parameter types: 0.17 ms of CPU per
+message, on the event loop, only to rename keys that our endpoints do not have. ``create`` of these
+subclasses skips that; raw and streaming responses go through it too. To the type checker and to
+``inspect.signature`` it is the SDK's own method.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from openai import AsyncStream, NotGiven, Omit
+from openai.resources.chat import AsyncChat, AsyncCompletions
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+_OPTIONS = {
+    "extra_headers": "headers",
+    "extra_query": "params",
+    "extra_body": "extra_json",
+    "timeout": "timeout",
+}
+Create = Callable[..., Awaitable[Any]]
+
+
+def direct_create(original: Create, path: str, result: type, stream: Any) -> Create:
+    """``original`` without the rewriting: same signature, same result."""
+    known = frozenset(inspect.signature(original).parameters) - {"self"}
+
+    @functools.wraps(original)
+    async def create(self: Any, **params: Any) -> Any:
+        options: dict[str, Any] = {}
+        body: dict[str, Any] = {}
+        for name, value in params.items():
+            if name not in known:
+                raise TypeError(f"create() got an unexpected keyword argument {name!r}")
+            if isinstance(value, Omit | NotGiven):
+                continue
+            if name not in _OPTIONS:
+                body[name] = value
+            elif value is not None or name == "timeout":
+                options[_OPTIONS[name]] = value
+        return await self._post(
+            path,
+            body=body,
+            options=options,
+            cast_to=result,
+            stream=bool(body.get("stream")),
+            stream_cls=stream,
+        )
+
+    return create
+
+
+class DirectChatCompletions(AsyncCompletions):
+    if not TYPE_CHECKING:
+        create = direct_create(
+            AsyncCompletions.create,
+            "/chat/completions",
+            ChatCompletion,
+            AsyncStream[ChatCompletionChunk],
+        )
+
+
+class DirectChat(AsyncChat):
+    @cached_property
+    def completions(self) -> DirectChatCompletions:
+        return DirectChatCompletions(self._client)

@@ -1,0 +1,113 @@
+"""The same endpoints for the SDK's synchronous client, for frameworks that have no async path.
+
+A request runs on a private event loop in a thread of its own, one for the whole process; the
+calling thread waits. On a thread whose own loop is running the call is refused, because waiting
+there would stop every task of that loop, the engine's too if it lives there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Self, TypeVar
+
+from agent_rl.api.session import Session
+from agent_rl.client.http import hx
+from agent_rl.client.transport import EventStream, InProcessTransport
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An event loop that runs in a daemon thread until the process ends."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="agent-rl-sync-client", daemon=True
+        )
+        self._thread.start()
+        atexit.register(self.close)
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The task sees the caller's contextvars and is cancelled when the caller stops waiting."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@cache
+def _loop_thread_of(pid: int) -> LoopThread:
+    """A forked child has its own: threads do not survive a fork."""
+    return LoopThread()
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return _loop_thread_of(os.getpid()).run(coroutine)
+    coroutine.close()
+    raise RuntimeError(
+        "client.sync was called on a thread whose event loop is running and would block it; use "
+        "the asynchronous client there, or call it in a worker thread (asyncio.to_thread)"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SyncEventStream(hx.SyncByteStream):
+    stream: EventStream
+
+    def __iter__(self) -> Iterator[bytes]:
+        events = aiter(self.stream)
+        while (event := run(_next_or_none(events))) is not None:
+            yield event
+
+    def close(self) -> None:
+        run(self.stream.aclose())
+
+
+async def _next_or_none(events: AsyncIterator[bytes]) -> bytes | None:
+    return await anext(events, None)
+
+
+class SyncInProcessTransport(hx.BaseTransport):
+    def __init__(self, session: Session) -> None:
+        self._transport = InProcessTransport(session)
+
+    def handle_request(self, request: hx.Request) -> hx.Response:
+        request.read()
+        response = run(self._transport.handle_async_request(request))
+        if not isinstance(response.stream, EventStream):
+            return response
+        stream = SyncEventStream(response.stream)
+        return hx.Response(response.status_code, headers=response.headers, stream=stream)
+
+
+class SyncInProcessClient(hx.Client):
+    """Closing does nothing, as with ``InProcessClient``."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(transport=SyncInProcessTransport(session), timeout=600.0)
+
+    def close(self) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        pass
