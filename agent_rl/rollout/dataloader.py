@@ -1,0 +1,105 @@
+"""DataLoader: an endless, seeded, resumable walk over a dataset, item by item.
+
+Each epoch is one permutation that depends on the seed and the epoch only, so the state is two
+integers. An item is given exactly once per epoch, also across a save and restore at any point; an
+epoch may end in the middle of a batch.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from agent_rl.errors import CheckpointError, DatasetError
+from agent_rl.types import JsonObject
+
+
+class DataLoader:
+    """
+    Args:
+        dataset: rows; numpy values in them are given out as native Python values.
+        batch_size: groups in one training batch.
+        shuffle: False keeps the order of the dataset in every epoch.
+
+    Raises:
+        DatasetError: fewer rows than one batch needs.
+    """
+
+    def __init__(
+        self,
+        dataset: Sequence[Mapping[str, object]],
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 1,
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
+        if len(dataset) < batch_size:
+            raise DatasetError(
+                f"the dataset has {len(dataset)} rows but one batch needs {batch_size}; add rows "
+                "or lower rollout.consumer_batch_size"
+            )
+        self.batch_size = batch_size
+        self.num_items = len(dataset)
+        self._dataset = dataset
+        self._shuffle = shuffle
+        self._seed = seed
+        self._epoch = 0
+        self._position = 0
+        self._order = self._permutation()
+
+    def __len__(self) -> int:
+        """Full batches in one epoch."""
+        return self.num_items // self.batch_size
+
+    def take(self, count: int) -> list[JsonObject]:
+        """The next ``count`` items; a new epoch begins where one ends."""
+        items = []
+        for _ in range(count):
+            if self._position == self.num_items:
+                self._epoch, self._position = self._epoch + 1, 0
+                self._order = self._permutation()
+            row = self._dataset[self._order[self._position]]
+            items.append({key: as_native(value) for key, value in row.items()})
+            self._position += 1
+        return items
+
+    def state_dict(self) -> JsonObject:
+        return {"epoch": self._epoch, "position": self._position, "num_items": self.num_items}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where ``state_dict`` was called.
+
+        Raises:
+            CheckpointError: the state belongs to a dataset of another size.
+        """
+        if state["num_items"] != self.num_items:
+            raise CheckpointError(
+                f"the saved dataloader walked over {state['num_items']} rows and this dataset has "
+                f"{self.num_items}; resume with the same dataset"
+            )
+        self._epoch, self._position = int(state["epoch"]), int(state["position"])
+        self._order = self._permutation()
+
+    def _permutation(self) -> list[int]:
+        order = list(range(self.num_items))
+        if self._shuffle:
+            random.Random(f"{self._seed}/{self._epoch}").shuffle(order)
+        return order
+
+
+def as_native(value: object) -> Any:
+    """numpy arrays and scalars as lists and Python numbers, also inside lists and dicts."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return [as_native(item) for item in value.tolist()]
+    if isinstance(value, Mapping):
+        return {key: as_native(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_native(item) for item in value]
+    return value

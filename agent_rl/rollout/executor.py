@@ -1,0 +1,370 @@
+"""RolloutEngine: runs workflows ahead of training, within the limits, in a thread of its own.
+
+The trainer's thread calls plain synchronous methods; episodes run on one event loop (LoopThread);
+what waits, runs and is done stands in Lanes, under one lock. Nothing is lost silently: every group
+ends as accepted, rejected or failed, and a dead background thread is raised at the next call.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import random
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from agent_rl.config import RolloutConfig
+from agent_rl.engine.base import InferenceEngine, StreamItem, WeightUpdate
+from agent_rl.errors import CollectorError
+from agent_rl.rollout.agent import InlineSettings
+from agent_rl.rollout.collector import Collector
+from agent_rl.rollout.group import GroupedRolloutWorkflow
+from agent_rl.rollout.lane import AcceptFn, Counts, Lane, Submission
+from agent_rl.rollout.resolve import resolve_accept, resolve_workflow
+from agent_rl.rollout.staleness import Limits
+from agent_rl.rollout.task import TaskRunner
+from agent_rl.stats import tracker as stats_tracker
+from agent_rl.types import GenerationConfig, JsonObject, ModelRequest, ModelResponse, TensorDict
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class DataSource(Protocol):
+    """What ``prepare_batch`` draws from; ``rollout.dataloader.DataLoader`` is one."""
+
+    batch_size: int
+    num_items: int
+
+    def take(self, count: int) -> list[JsonObject]: ...
+
+
+class RolloutEngine:
+    """An InferenceEngine that also runs workflows.
+
+        with RolloutEngine(engine, config.rollout, tokenizer=tokenizer) as rollout:
+            groups = rollout.rollout_batch(rows, MyAgent, group_size=4)
+
+    A collected group is a TensorDict: the rows of its usable episodes, padded, and
+    ``rollout_group``. The engine is not closed by ``close()``: it belongs to the caller.
+
+    Args:
+        tokenizer: needed by agents, not by workflows.
+        gconfig: sampling defaults of agents; ``eval_gconfig`` those of evaluation.
+        min_usable_group_size: of training groups; a smaller ``group_size`` lowers it.
+        seed: of the order of the groups inside a batch.
+    """
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        config: RolloutConfig | None = None,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        gconfig: GenerationConfig | None = None,
+        eval_gconfig: GenerationConfig | None = None,
+        min_usable_group_size: int = 1,
+        seed: int = 1,
+    ) -> None:
+        self.engine = engine
+        self.config = config = config or RolloutConfig()
+        self._settings = {
+            is_eval: InlineSettings(tokenizer=tokenizer, gconfig=sampling, config=config.agent)
+            for is_eval, sampling in ((False, gconfig), (True, eval_gconfig or gconfig))
+        }
+        self._min_usable_group_size = min_usable_group_size
+        self._seed = seed
+        self._num_batches = 0
+        self._numbers = itertools.count()
+        self._pending: deque[JsonObject] = deque()
+        self._max_concurrent = config.max_concurrent_rollouts or config.consumer_batch_size
+        self._queue_size = config.queue_size or 16 * self._max_concurrent
+        self._counts = {False: Counts(), True: Counts()}
+        bound = Limits(
+            max_concurrent=self._max_concurrent,
+            batch_size=config.consumer_batch_size,
+            max_staleness=config.max_head_offpolicyness,
+        )
+        self._stream = Lane(limits=bound, counts=self._counts[False])
+        self._eval = Lane(limits=self._no_bound, counts=self._counts[True])
+        runner = TaskRunner(engine, on_error=config.on_error, timeout_s=config.episode_timeout_s)
+        lanes = (self._stream, self._eval)
+        self._collector = Collector(runner.run, engine.get_version, lanes)
+
+    # Collecting
+
+    def submit(
+        self,
+        data: JsonObject,
+        workflow: object,
+        workflow_kwargs: Mapping[str, Any] | None = None,
+        should_accept_fn: AcceptFn | str | None = None,
+        group_size: int = 1,
+        task_id: str | int | None = None,
+        is_eval: bool = False,
+    ) -> str:
+        """Queue one datum and return its task id. See ``resolve_workflow`` for ``workflow``.
+
+        Raises:
+            WorkflowResolutionError: ``workflow`` or ``should_accept_fn`` cannot be used.
+            CollectorError: ``rollout.queue_size`` groups wait already, or the collector is down.
+        """
+        make = self._maker(workflow, workflow_kwargs, should_accept_fn, group_size, is_eval)
+        lane = self._eval if is_eval else self._stream
+        if len(lane.waiting) >= self._queue_size:
+            raise CollectorError(
+                f"rollout.queue_size={self._queue_size} groups wait already; collect some with "
+                "wait() first"
+            )
+        submission = make(data, task_id)
+        self._collector.add(lane, [submission])
+        return submission.task_id
+
+    def wait(
+        self, count: int, timeout: float | None = None, *, is_eval: bool = False
+    ) -> list[TensorDict]:
+        """The ``count`` oldest accepted groups of ``submit``, in a seeded order.
+
+        Rejected and failed groups do not count. What is not taken stays for the next call.
+
+        Raises:
+            TimeoutError: fewer were accepted within ``timeout`` seconds.
+            CollectorError: so few are left that waiting is in vain, or the collector is down.
+            WorkflowContractError: a workflow broke the contract (raised once).
+        """
+        if count < 1:
+            raise ValueError(f"count is {count}; it must be at least 1")
+        lane = self._eval if is_eval else self._stream
+        deadline_s = None if timeout is None else time.monotonic() + timeout
+        self._collector.wait_for(lane, lambda: len(lane.finished) >= count, deadline_s)
+        return self._take(lane, count)
+
+    def rollout_batch(
+        self,
+        data_list: Sequence[JsonObject],
+        workflow: object,
+        workflow_kwargs: Mapping[str, Any] | None = None,
+        should_accept_fn: AcceptFn | str | None = None,
+        group_size: int = 1,
+        is_eval: bool = False,
+    ) -> list[TensorDict | None]:
+        """Run every datum once, now, whatever the staleness bound; results in the data's order.
+
+        None stands for a group that was rejected or failed. Raises as ``wait`` does.
+        """
+        self._refuse_if_paused()
+        make = self._maker(workflow, workflow_kwargs, should_accept_fn, group_size, is_eval)
+        lane = Lane(limits=self._no_bound, counts=self._counts[is_eval], keeps_all=True)
+        self._collector.open(lane)
+        try:
+            self._collector.add(lane, [make(data, None) for data in data_list])
+            num_items = len(data_list)
+            self._collector.wait_for(lane, lambda: len(lane.finished) == num_items, None)
+        finally:
+            self._collector.discard(lane)
+        return [done.trajectory for done in lane.take(num_items)]
+
+    def prepare_batch(
+        self,
+        dataloader: DataSource,
+        workflow: object,
+        workflow_kwargs: Mapping[str, Any] | None = None,
+        should_accept_fn: AcceptFn | str | None = None,
+        group_size: int | None = None,
+        dynamic_bs: bool = False,
+    ) -> list[TensorDict]:
+        """One training batch; groups for the next ones go on running within the limits.
+
+        Exactly ``dataloader.batch_size`` accepted groups, the oldest first, in a seeded order.
+        With ``dynamic_bs`` that many verdicts are enough, so the list may be shorter.
+
+        Raises:
+            CollectorError: nothing is accepted any more, no version bump came since the last
+                batches, or the collector is down.
+            WorkflowContractError: a workflow broke the contract.
+        """
+        self._refuse_if_paused()
+        group_size = self.config.group_size if group_size is None else group_size
+        make = self._maker(workflow, workflow_kwargs, should_accept_fn, group_size, False)
+        lane, size = self._stream, dataloader.batch_size
+        patience = _patience(dataloader)
+
+        def is_full() -> bool:
+            return (lane.ended if dynamic_bs else len(lane.finished)) >= size
+
+        while not is_full():
+            if lane.fruitless >= patience:
+                self._give_up(lane)
+            self._top_up(dataloader, make)
+            self._collector.wait_for(
+                lane,
+                lambda: is_full() or len(lane.waiting) < size or lane.fruitless >= patience,
+                None,
+            )
+        groups = self._take(lane, size)
+        self._top_up(dataloader, make)
+        return groups
+
+    def _maker(
+        self,
+        workflow: object,
+        workflow_kwargs: Mapping[str, Any] | None,
+        should_accept_fn: AcceptFn | str | None,
+        group_size: int,
+        is_eval: bool,
+    ) -> Callable[[JsonObject, str | int | None], Submission]:
+        """Resolve once what all submissions of one call share."""
+        resolved = resolve_workflow(workflow, workflow_kwargs, self._settings[is_eval])
+        if group_size != 1:
+            resolved = GroupedRolloutWorkflow(
+                resolved,
+                group_size,
+                min_usable_group_size=1
+                if is_eval
+                else min(self._min_usable_group_size, group_size),
+                drop_incomplete_group=self.config.drop_incomplete_group and not is_eval,
+                reward_normalization=self.config.reward_normalization and not is_eval,
+                reward_normalization_use_std=self.config.reward_normalization_use_std,
+            )
+        should_accept = resolve_accept(should_accept_fn)
+
+        def make(data: JsonObject, task_id: str | int | None) -> Submission:
+            number = next(self._numbers)
+            return Submission(
+                number=number,
+                task_id=str(number if task_id is None else task_id),
+                data=data,
+                workflow=resolved,
+                should_accept=should_accept,
+                is_eval=is_eval,
+            )
+
+        return make
+
+    def _top_up(
+        self, dataloader: DataSource, make: Callable[[JsonObject, str | int | None], Submission]
+    ) -> None:
+        """Keep one batch waiting, so that a new version or a rejection starts work at once."""
+        missing = dataloader.batch_size - len(self._stream.waiting)
+        data: list[JsonObject] = []
+        while self._pending and len(data) < missing:
+            data.append(self._pending.popleft())
+        data += dataloader.take(max(0, missing - len(data)))
+        self._collector.add(self._stream, [make(datum, None) for datum in data])
+
+    def _take(self, lane: Lane, count: int) -> list[TensorDict]:
+        with self._collector.changed:
+            taken = lane.take(count)
+        groups = [done.trajectory for done in taken if done.trajectory is not None]
+        random.Random(f"{self._seed}/{self._num_batches}").shuffle(groups)
+        self._num_batches += 1
+        return groups
+
+    def _refuse_if_paused(self) -> None:
+        if self._collector.is_paused:
+            raise CollectorError("the rollout engine is paused; call resume() first")
+
+    def _give_up(self, lane: Lane) -> None:
+        count, why = lane.fruitless, lane.explain()
+        lane.fruitless = 0
+        raise CollectorError(
+            f"the last {count} groups gave nothing to train on ({why}); check the agent, its "
+            "reward and should_accept_fn"
+        ) from lane.last_error
+
+    # Versions, pausing, closing
+
+    def pause(self) -> None:
+        """Start no further group, and return once the engine decodes nothing."""
+        self._collector.pause()
+        self._collector.call(self.engine.pause())
+
+    def resume(self) -> None:
+        self._collector.call(self.engine.resume())
+        self._collector.resume()
+
+    def update_weights(self, update: WeightUpdate) -> None:
+        """Running generations go on under the new version from the tokens they have."""
+        self._collector.call(self.engine.update_weights(update))
+        self.set_version(update.version)
+
+    def set_version(self, version: int) -> None:
+        """A new version makes room for one more batch."""
+        self.engine.set_version(version)
+        self._collector.look_again()
+
+    def get_version(self) -> int:
+        return self.engine.get_version()
+
+    def close(self) -> None:
+        """Cancel all episodes and end the thread, within seconds. May be called twice."""
+        self._collector.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # Numbers and state
+
+    def counts(self, *, is_eval: bool = False) -> Counts:
+        """submitted = waiting + running + accepted + rejected + failed, in groups."""
+        with self._collector.changed:
+            return copy.copy(self._counts[is_eval])
+
+    def export_stats(self) -> dict[str, float]:
+        """Metrics of training and of evaluation since the last call."""
+        return stats_tracker.get("rollout").export() | stats_tracker.get("eval-rollout").export()
+
+    def state_dict(self) -> JsonObject:
+        """The data that were drawn from the dataloader and not yet handed over, oldest first."""
+        with self._collector.changed:
+            data = [submission.data for submission in self._stream.unconsumed()]
+        return {"pending": [*data, *self._pending], "num_batches": self._num_batches}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """``prepare_batch`` runs the pending data again before it draws new ones."""
+        self._pending = deque(state["pending"])
+        self._num_batches = int(state["num_batches"])
+
+    # The engine itself
+
+    @property
+    def max_seq_len(self) -> int:
+        return self.engine.max_seq_len
+
+    @property
+    def supported(self) -> frozenset[str]:
+        return self.engine.supported
+
+    async def agenerate(self, req: ModelRequest) -> ModelResponse:
+        return await self.engine.agenerate(req)
+
+    def astream(self, req: ModelRequest) -> AsyncIterator[StreamItem]:
+        return self.engine.astream(req)
+
+    async def abort(self, rid: str) -> None:
+        await self.engine.abort(rid)
+
+    async def health(self) -> bool:
+        return await self.engine.health()
+
+    @property
+    def _no_bound(self) -> Limits:
+        return Limits(max_concurrent=self._max_concurrent)
+
+
+def _patience(dataloader: DataSource) -> int:
+    """Groups that may end in a row without one acceptance: two passes over the data, but at least
+    8 and at most 64 batches."""
+    size = dataloader.batch_size
+    return min(max(2 * dataloader.num_items, 8 * size), 64 * size)

@@ -1,0 +1,33 @@
+"""How far collection may run ahead of training, as one pure formula.
+
+Bound of staleness 2, batches of 4 groups, version 0: (2 + 0 + 1) * 4 = 12 groups may be accepted
+or running. Each new version opens room for one more batch. Bound 0 is synchronous: no group of the
+next batch starts before the weights that it is meant for are there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """``max_staleness=None`` is no bound: evaluation and one-shot batches."""
+
+    max_concurrent: int
+    batch_size: int = 1
+    max_staleness: int | None = None
+
+    def capacity(self, *, version: int, accepted: int, running: int) -> int:
+        """Groups that may start now; negative where the limits are overdrawn.
+
+        ``accepted`` counts since version 0. A new process whose weights are at version 50 counts
+        from zero, but 50 batches were consumed before it: the count is at least version * batch
+        size (bound 2, batches of 8: room for 53 * 8 - 50 * 8 = 24 groups, not 424).
+        """
+        room = self.max_concurrent - running
+        if self.max_staleness is None:
+            return room
+        accepted = max(accepted, version * self.batch_size)
+        allowed = (self.max_staleness + version + 1) * self.batch_size
+        return min(room, allowed - (accepted + running))

@@ -1,0 +1,132 @@
+"""One submitted group from start to verdict: run it, build its rows, dump, filter, count.
+
+    workflow -> episodes -> rows with rollout_group -> dump -> should_accept_fn -> accepted
+
+Everything that can go wrong in foreign code on this way becomes a Finished; only a broken contract,
+or any failure under ``on_error="raise"``, is raised.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+
+from agent_rl import workflow_context
+from agent_rl.engine.base import InferenceEngine
+from agent_rl.errors import AgentRLError, EpisodeRejectedError, boundary
+from agent_rl.rollout.episode import FAILURE_KINDS, failure_kind
+from agent_rl.rollout.group import (
+    GroupedRolloutWorkflow,
+    GroupResult,
+    OnError,
+    Slot,
+    as_rows,
+    merge,
+    run_slot,
+)
+from agent_rl.rollout.lane import Finished, Status, Submission
+from agent_rl.stats import tracker as stats_tracker
+
+logger = logging.getLogger(__name__)
+
+_MAX_KINDS_LOGGED = 100
+
+
+class TaskRunner:
+    """
+    Args:
+        timeout_s: deadline of one episode.
+    """
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        *,
+        on_error: OnError,
+        timeout_s: float | None,
+    ) -> None:
+        self._engine = engine
+        self._on_error = on_error
+        self._timeout_s = timeout_s
+        self._logged: set[str] = set()
+
+    async def run(self, submission: Submission) -> Finished:
+        workflow_context.set(
+            workflow_context.WorkflowContext(is_eval=submission.is_eval, task_id=submission.task_id)
+        )
+        result = await self._run_workflow(submission)
+        for slot in result.slots:
+            self._count_episode(slot, submission)
+        finished = self._judge(submission, result)
+        stats_tracker.get(workflow_context.stat_scope()).scalar(
+            accepted=finished.status == "accepted",
+            rejected=finished.status == "rejected",
+            failed=finished.status == "failed",
+        )
+        return finished
+
+    async def _run_workflow(self, submission: Submission) -> GroupResult:
+        workflow, data = submission.workflow, submission.data
+        if isinstance(workflow, GroupedRolloutWorkflow):
+            return await workflow.run_group(
+                self._engine, data, on_error=self._on_error, timeout_s=self._timeout_s
+            )
+        slot = await run_slot(workflow, self._engine, data, self._on_error, self._timeout_s)
+        value = None if slot.episode is None else merge([slot.episode])
+        return GroupResult(value=value, slots=(slot,))
+
+    def _judge(self, submission: Submission, result: GroupResult) -> Finished:
+        if result.value is None:
+            return _without_rows(submission, result.slots)
+        trajectory = as_rows(result.value)
+        try:
+            with boundary("agent"):
+                should_accept = submission.should_accept
+                is_accepted = should_accept is None or bool(should_accept(trajectory))
+        except AgentRLError as error:
+            if self._on_error == "raise":
+                raise
+            self._log_once(error, submission)
+            return Finished(submission=submission, status="failed", reason="filter", error=error)
+        if not is_accepted:
+            return Finished(submission=submission, status="rejected", reason="filter")
+        return Finished(submission=submission, status="accepted", trajectory=trajectory)
+
+    def _count_episode(self, slot: Slot, submission: Submission) -> None:
+        """``failed/<kind>`` is a rate over all episodes."""
+        kind = ""
+        if slot.error is not None:
+            self._log_once(slot.error, submission)
+            if not isinstance(slot.error, EpisodeRejectedError):
+                kind = failure_kind(slot.error)
+        rates = {f"failed/{name}": float(name == kind) for name in FAILURE_KINDS}
+        stats_tracker.get(workflow_context.stat_scope()).scalar(**rates)
+
+    def _log_once(self, error: AgentRLError, submission: Submission) -> None:
+        """The traceback of the first failure of each kind; the others are only counted."""
+        cause = error.__cause__ or error
+        frames = traceback.extract_tb(cause.__traceback__)
+        place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        key = f"{type(cause).__name__} {place}"
+        if key in self._logged or len(self._logged) >= _MAX_KINDS_LOGGED:
+            return
+        self._logged.add(key)
+        trace = None if isinstance(error, EpisodeRejectedError) else cause
+        logger.warning("task %s: %s (logged once)", submission.task_id, error, exc_info=trace)
+
+
+def _without_rows(submission: Submission, slots: tuple[Slot, ...]) -> Finished:
+    """failed: an episode broke; rejected: the workflow, or the rules of the group, said no."""
+    errors = [slot.error for slot in slots if slot.error is not None]
+    failures = [error for error in errors if not isinstance(error, EpisodeRejectedError)]
+    reasons = [error.reason for error in errors if isinstance(error, EpisodeRejectedError)]
+    status: Status = "failed" if failures else "rejected"
+    if failures:
+        reason = failure_kind(failures[-1])
+    elif reasons:
+        reason = reasons[-1]
+    else:
+        is_partial = any(slot.episode is not None for slot in slots)
+        reason = "incomplete_group" if is_partial else "workflow_returned_none"
+    last = next(iter(reversed(failures or errors)), None)
+    return Finished(submission=submission, status=status, reason=reason, error=last)

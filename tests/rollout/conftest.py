@@ -1,0 +1,90 @@
+"""Workflows without a model: rows by hand, and workflows that replay a list of returns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from agent_rl.engine.scripted import ScriptedEngine
+from agent_rl.record.interaction import InteractionWithTokenLogpReward
+from agent_rl.rollout.workflow import RolloutWorkflow
+from agent_rl.stats import tracker as stats_tracker
+from agent_rl.types import ModelResponse
+
+
+class Replay(RolloutWorkflow):
+    """Each call gives the next return; exceptions are raised, functions of the datum called."""
+
+    def __init__(self, returns: Iterable[Any]) -> None:
+        self.returns = iter(returns)
+        self.calls = 0
+
+    async def arun_episode(self, engine: Any, data: Any) -> Any:
+        self.calls += 1
+        value = next(self.returns)
+        await asyncio.sleep(0)
+        if isinstance(value, BaseException):
+            raise value
+        return value(data) if callable(value) else value
+
+
+def make_rows(*rewards: float, length: int = 3, **extra: Any) -> dict[str, Any]:
+    """One row for each reward: ids 1, 2, 3, ..., the first token is the prompt."""
+    count = len(rewards)
+    mask = torch.ones(count, length, dtype=torch.int32)
+    mask[:, 0] = 0
+    return {
+        "input_ids": torch.arange(1, length + 1, dtype=torch.int32).repeat(count, 1),
+        "attention_mask": torch.ones(count, length, dtype=torch.bool),
+        "loss_mask": mask,
+        "logprobs": -0.5 * mask.float(),
+        "versions": torch.where(mask.bool(), 0, -1).int(),
+        "rewards": torch.tensor(rewards, dtype=torch.float32),
+        **extra,
+    }
+
+
+def make_interaction(
+    name: str, reward: float | None, **fields: Any
+) -> InteractionWithTokenLogpReward:
+    response = ModelResponse(
+        input_tokens=(1, 2),
+        output_tokens=(3,),
+        output_logprobs=(-0.5,),
+        output_versions=(0,),
+        stop_reason="stop",
+    )
+    return InteractionWithTokenLogpReward(
+        interaction_id=name, model_response=response, reward=reward, **fields
+    )
+
+
+@pytest.fixture
+def replay() -> type[Replay]:
+    return Replay
+
+
+@pytest.fixture
+def rows() -> Callable[..., dict[str, Any]]:
+    return make_rows
+
+
+@pytest.fixture
+def interaction() -> Callable[..., InteractionWithTokenLogpReward]:
+    return make_interaction
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    return ScriptedEngine([[7]], repeat=True)
+
+
+@pytest.fixture(autouse=True)
+def fresh_stats() -> Iterator[None]:
+    for name in ("rollout", "eval-rollout"):
+        stats_tracker.get(name).export()
+    yield
