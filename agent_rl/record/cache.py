@@ -10,12 +10,14 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agent_rl.record.history import HistoryIndex
 from agent_rl.record.identity import as_messages
 from agent_rl.record.interaction import InteractionWithTokenLogpReward
+from agent_rl.record.path import TokenPath
 from agent_rl.record.plan import PromptPlan, Request, plan_prompt
 from agent_rl.record.reward import as_reward
 from agent_rl.types import ChatTemplateType, JsonObject
@@ -27,6 +29,8 @@ __all__ = ["InteractionCache", "PromptPlan"]
 
 logger = logging.getLogger(__name__)
 
+_NUM_AT_HAND = 16  # conversations that go on side by side without gathering their ids again
+
 
 class InteractionCache(Mapping[str, InteractionWithTokenLogpReward]):
     """Interactions by id in creation order, which is the order of ``append``."""
@@ -36,6 +40,7 @@ class InteractionCache(Mapping[str, InteractionWithTokenLogpReward]):
         self._index = HistoryIndex()
         self._given: dict[str, float] = {}
         self._orphans: frozenset[str] | None = None  # fixed once rewards are discounted
+        self._at_hand: deque[TokenPath] = deque()  # paths whose ids a next turn may go on from
         self._lock = threading.RLock()
 
     def __getitem__(self, interaction_id: str) -> InteractionWithTokenLogpReward:
@@ -85,6 +90,11 @@ class InteractionCache(Mapping[str, InteractionWithTokenLogpReward]):
             self._interactions[name] = interaction
             if interaction.parent is not None:
                 interaction.parent.is_leaf = False
+                interaction.parent.path.forget()
+            if interaction.is_complete:
+                self._at_hand.append(interaction.path)
+            if len(self._at_hand) > _NUM_AT_HAND:
+                self._at_hand.popleft().forget()
             if interaction.reward is not None:
                 self._given[name] = as_reward(interaction.reward)
 

@@ -137,6 +137,11 @@ class InteractionWithTokenLogpReward:
         return self._history
 
     @property
+    def base(self) -> InteractionWithTokenLogpReward | None:
+        """Whose path this one's is stored against."""
+        return self.parent or self._history
+
+    @property
     def stop_reason(self) -> StopReason | None:
         return self._stop_reason if self._path is not None else None
 

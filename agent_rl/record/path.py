@@ -11,7 +11,7 @@ base's sampled tokens count as sampled here too. Nothing here knows messages or 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -19,6 +19,8 @@ from agent_rl.types import ModelResponse
 
 Ints: TypeAlias = "array[int]"
 Floats: TypeAlias = "array[float]"
+
+_TAIL = 8  # prompt ids that are decoded in front of an output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,16 @@ class Row:
 class TokenPath:
     """Prompt and output ids: the first ``shared`` ids of ``base``, then ``own``."""
 
-    __slots__ = ("_whole", "base", "logprobs", "num_prompt", "own", "shared", "versions")
+    __slots__ = (
+        "_prompt_text",
+        "_whole",
+        "base",
+        "logprobs",
+        "num_prompt",
+        "own",
+        "shared",
+        "versions",
+    )
 
     def __init__(
         self,
@@ -44,6 +55,7 @@ class TokenPath:
         context: Sequence[int],
         response: ModelResponse,
         whole: tuple[int, ...] | None = None,
+        prompt_text: str | None = None,
     ) -> None:
         self.base = base
         self.shared = shared
@@ -53,6 +65,7 @@ class TokenPath:
         self.logprobs: Floats = array("d", response.output_logprobs)
         self.versions: Ints = array("i", response.output_versions)
         self._whole = whole
+        self._prompt_text = prompt_text
 
     def __len__(self) -> int:
         return self.shared + len(self.own)
@@ -86,13 +99,27 @@ class TokenPath:
         return ids
 
     def whole(self) -> tuple[int, ...]:
-        """The same as a tuple, kept until ``forget``: the next turn's prompt begins with it."""
-        if self._whole is None:
-            self._whole = tuple(self.ids())
-        return self._whole
+        """The same as a tuple; at hand until ``forget``, for the next turn's prompt."""
+        whole = self._whole  # read once: another thread may forget it
+        return tuple(self.ids()) if whole is None else whole
+
+    def text(self, decode: Callable[[Sequence[int]], str]) -> str:
+        """The text of all ids: of the prompt as it was rendered, of the output as decoded.
+
+        A few ids of the prompt are decoded in front of the output, because some tokenizers drop a
+        space at the start of what they decode.
+        """
+        prompt_text = self._prompt_text
+        if prompt_text is None:
+            return decode(self.whole())
+        tail = self.own[max(0, len(self.own) - self.num_output - _TAIL) :]
+        before = tail[: len(tail) - self.num_output]
+        return prompt_text + decode(tail)[len(decode(before)) :]
 
     def forget(self) -> None:
+        """Drop what only serves the next turn: it is as long as the history."""
         self._whole = None
+        self._prompt_text = None
 
     def line(self) -> Iterator[TokenPath]:
         """This path and those it extends, newest first."""

@@ -38,11 +38,15 @@ class PromptPlan:
 
     ``parent``'s prompt and completion ids begin ``input_ids``. ``history`` is the interaction whose
     answer the messages replay; it differs from the parent only where ``fork_reason`` says why.
+    ``num_shared`` ids begin both the prompt and the nearer of the two. ``text`` is the rendered
+    text, None after a bridge.
     """
 
     request: Request
     key: Key
     input_ids: tuple[int, ...]
+    text: str | None = None
+    num_shared: int = 0
     parent: InteractionWithTokenLogpReward | None = None
     history: InteractionWithTokenLogpReward | None = None
     fork_reason: str | None = None
@@ -71,10 +75,6 @@ class PromptPlan:
                 f"not the one it was sent ({len(self.input_ids)} tokens)"
             )
         base = self.parent or self.history
-        shared = 0
-        if base is not None:
-            whole = base.path.whole()
-            shared = len(whole) if self.parent is not None else shared_length(prompt, whole)
         return InteractionWithTokenLogpReward(
             interaction_id=interaction_id,
             created_at=created_at,
@@ -94,10 +94,11 @@ class PromptPlan:
             key=self.key,
             path=TokenPath(
                 base=base.path if base is not None else None,
-                shared=shared,
-                context=self.input_ids[shared:],
+                shared=self.num_shared,
+                context=self.input_ids[self.num_shared :],
                 response=model_response,
                 whole=self.input_ids + model_response.output_tokens,
+                prompt_text=self.text,
             ),
         )
 
@@ -107,24 +108,33 @@ def plan_prompt(request: Request, history: History, fmt: ChatFormat) -> PromptPl
     found = history.interaction
     if found is not None and not found.is_complete:
         found = None
-    parent, obstacle = found, None
-    input_ids: tuple[int, ...] | None = None
+    prompt: _Prompt | None = None
+    obstacle = None
     if found is not None:
         obstacle = _changed_rendering(request, found)
         if obstacle is None and request.chat_template_type == "concat":
-            input_ids, obstacle = _bridged(request, history.num_messages, found, fmt)
-    if input_ids is None:
-        input_ids = tuple(fmt.render(request.messages, request.tools, _kwargs(request)))
-        parent, difference = _confirmed(input_ids, found)
-        obstacle = None if parent is found else obstacle or difference
+            prompt, obstacle = _bridged(request, history.num_messages, found, fmt)
+    if prompt is None:
+        prompt = _rendered(request, found, fmt)
+    parent, num_shared, difference = _nearest(prompt.ids, found)
+    if parent is found:
+        obstacle = None
     return PromptPlan(
         request=request,
         key=history.key,
-        input_ids=input_ids,
+        input_ids=prompt.ids,
+        text=prompt.text,
+        num_shared=num_shared,
         parent=parent,
         history=found,
-        fork_reason=history.fork_reason or obstacle,
+        fork_reason=history.fork_reason or obstacle or difference,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    ids: tuple[int, ...]
+    text: str | None = None
 
 
 def _changed_rendering(request: Request, found: InteractionWithTokenLogpReward) -> str | None:
@@ -137,34 +147,81 @@ def _changed_rendering(request: Request, found: InteractionWithTokenLogpReward) 
 
 def _bridged(
     request: Request, num_known: int, found: InteractionWithTokenLogpReward, fmt: ChatFormat
-) -> tuple[tuple[int, ...] | None, str | None]:
-    """The parent's ids and the bridge after them, or why there is no safe bridge."""
+) -> tuple[_Prompt | None, str | None]:
+    """The ids of ``found`` and the bridge after them, or why there is no safe bridge.
+
+    An engine may end a turn with ids that the template does not write there: a pad for the end of
+    turn, or pads after it. The next prompt leaves them out, and so it does not extend ``found``.
+    """
     ids = found.path.whole()
-    new_messages = request.messages[num_known:]
-    suffix = fmt.bridge(ids, found.stop_reason, new_messages, request.tools, _kwargs(request))
-    if isinstance(suffix, tuple):
-        return ids + suffix, None
-    return None, f"no bridge: {suffix.reason}"
+    refusal = None
+    for end in _ends(found, ids, fmt):
+        suffix = fmt.bridge(
+            ids[:end],
+            found.stop_reason or "stop",
+            request.messages[num_known:],
+            request.tools,
+            request.chat_template_kwargs or {},
+            history=request.messages[:num_known],
+        )
+        if isinstance(suffix, tuple):
+            return _Prompt(ids[:end] + suffix), refusal
+        refusal = refusal or f"no bridge: {suffix.reason}"
+    return None, refusal
 
 
-def _confirmed(
-    input_ids: tuple[int, ...], found: InteractionWithTokenLogpReward | None
-) -> tuple[InteractionWithTokenLogpReward | None, str | None]:
-    """The nearest of ``found`` and its forebears whose ids begin the prompt; where it differed."""
-    difference = None
+def _ends(
+    found: InteractionWithTokenLogpReward, ids: tuple[int, ...], fmt: ChatFormat
+) -> Sequence[int]:
+    """Where the turn may be gone on from: its end, behind its first end id, or before that one."""
+    fillers = {*fmt.stop_token_ids, fmt.vocabulary.pad_id}
+    start = len(ids)
+    while start > found.path.num_prompt and ids[start - 1] in fillers:
+        start -= 1
+    return list(dict.fromkeys((len(ids), min(start + 1, len(ids)), start)))
+
+
+def _rendered(
+    request: Request, found: InteractionWithTokenLogpReward | None, fmt: ChatFormat
+) -> _Prompt:
+    """What the template renders; ids of ``found`` are reused where its text begins the text."""
+    text = fmt.template.text(request.messages, request.tools, request.chat_template_kwargs)
+    if found is not None:
+        known = found.path.text(fmt.decode)
+        if text.startswith(known):
+            return _Prompt(found.path.whole() + _encoded(text[len(known) :], fmt), text)
+    return _Prompt(_encoded(text, fmt), text)
+
+
+def _encoded(text: str, fmt: ChatFormat) -> tuple[int, ...]:
+    return tuple(fmt.vocabulary.encode(text))
+
+
+def _nearest(
+    ids: tuple[int, ...], found: InteractionWithTokenLogpReward | None
+) -> tuple[InteractionWithTokenLogpReward | None, int, str | None]:
+    """The first of ``found`` and its forebears whose ids begin the prompt.
+
+    Also the ids shared with it, or with ``found`` where there is none, and why it is not ``found``.
+    Going up costs no comparison: a path says how many ids it shares with its base.
+    """
+    if found is None:
+        return None, 0, None
+    num_shared = shared = shared_length(ids, found.path.whole())
+    if shared == len(found.path):
+        return found, shared, None
+    difference = (
+        f"tokens differ: at index {shared} of the {len(found.path)} tokens of "
+        f"{found.interaction_id}"
+    )
     node = found
-    while node is not None:
-        ids = node.path.whole()
-        if input_ids[: len(ids)] == ids:
-            return node, difference
-        if difference is None:
-            difference = (
-                f"tokens differ: at index {shared_length(input_ids, ids)} of the "
-                f"{len(ids)} tokens of {node.interaction_id}"
-            )
-        node = node.history
-    return None, difference
-
-
-def _kwargs(request: Request) -> Mapping[str, Any]:
-    return request.chat_template_kwargs or {}
+    while shared < len(node.path):
+        base = node.base
+        if base is None:
+            return None, num_shared, difference
+        if shared == node.path.shared < len(base.path):
+            shared = shared_length(ids, base.path.whole())
+        else:
+            shared = min(shared, node.path.shared)
+        node = base
+    return node, len(node.path), difference

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from decimal import Decimal
 from numbers import Real
 from typing import Any
@@ -19,9 +20,13 @@ def as_reward(value: Any) -> float:
         number = value.item()
     if not isinstance(number, Real | Decimal):
         raise ValueError(
-            f"a reward must be one finite number, got {value!r} of type {type(value).__name__}"
+            "a reward must be one finite number, "
+            f"got {reprlib.repr(value)} of type {type(value).__name__}"
         )
-    reward = float(number)
+    try:
+        reward = float(number)
+    except OverflowError:
+        reward = math.inf
     if not math.isfinite(reward):
-        raise ValueError(f"a reward must be finite, got {value!r}")
+        raise ValueError(f"a reward must be finite, got {reprlib.repr(value)}")
     return reward

@@ -1,11 +1,32 @@
-"""The conversation tree: who is whose parent, and the ids that are sent."""
+"""The conversation tree: who is whose parent, which ids are sent, what a fork says."""
 
 from __future__ import annotations
 
-import pytest
-from fix_format import PROMPT, Talk, assistant, user
+import asyncio
+import random
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import pytest
+from fix_format import (
+    PROMPT,
+    T2,
+    Refusing,
+    Talk,
+    answer_of,
+    assistant,
+    call,
+    fix_format,
+    rendered,
+    tool,
+    user,
+)
+from pydantic import BaseModel
+
+from agent_rl.record.cache import InteractionCache
 from agent_rl.record.export import export_interactions
+from agent_rl.record.interaction import InteractionWithTokenLogpReward
+from agent_rl.types import JsonObject
 
 
 def test_second_turn_extends_the_sampled_ids() -> None:
@@ -16,9 +37,476 @@ def test_second_turn_extends_the_sampled_ids() -> None:
     sent = (*PROMPT, 20, 21, 2, 3, 1, 5, 3, 24, 2, 3, 1, 6, 3)
     assert c2.tokens == (*sent, 24, 2)
     assert c2.parent is talk.cache["c1"] and c2.fork_reason is None
-    (row,) = export_interactions(talk.cache, "concat").values()
-    tensors = row.to_tensor_dict()
-    assert tensors["input_ids"].tolist() == [[*sent, 24, 2]]
-    assert tensors["loss_mask"].tolist() == [[0] * 9 + [1] * 3 + [0] * 10 + [1] * 2]
-    assert tensors["logprobs"][0, 9:12].tolist() == pytest.approx([-0.1, -0.2, -0.3])
-    assert "ab" not in talk.fmt.encoded
+    assert not any("ab" in text for text in talk.fmt.tokenizer.encoded)
+
+
+def test_separators_are_context_at_every_boundary() -> None:
+    """case B3: three tool turns give the same ids as the template over the whole conversation."""
+    talk = Talk()
+    messages: list[JsonObject] = [user("hi")]
+    for turn in range(3):
+        talk.say(f"c{turn}", messages, [20, 2])
+        messages += [assistant("a"), {"role": "tool", "content": "r1", "tool_call_id": "t"}]
+    last = talk.say("c3", messages, [20, 2])
+    assert last.tokens == (*rendered(messages), 20, 2)
+    assert list(last.to_row().loss_mask).count(1) == 8
+    assert [last.to_row().loss_mask[i] for i in (9, 10, 11)] == [1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "replay",
+    [
+        assistant("", tool_calls=[call("t1")]),
+        {"role": "assistant", "tool_calls": [call("t1")]},
+        assistant(None, tool_calls=[call("t1")]),
+        assistant(None, tool_calls=[call("t1")], refusal=None, audio=None, annotations=[]),
+    ],
+)
+def test_parent_is_found_whatever_empty_content_looks_like(replay: JsonObject) -> None:
+    """case B11: one row in all four variants."""
+    talk = Talk()
+    c1 = talk.say("c1", [user("hi")], [20, 2], assistant(None, tool_calls=[call("t1")]))
+    result = {"role": "tool", "tool_call_id": "t1", "content": "r1"}
+    assert talk.say("c2", [user("hi"), replay, result], [21, 2]).parent is c1
+    assert list(export_interactions(talk.cache, "concat")) == ["c2"]
+
+
+class Message(BaseModel):
+    role: str
+    content: str | None = None
+    refusal: str | None = None
+
+
+@pytest.mark.parametrize(
+    "replay",
+    [
+        Message(role="assistant", content="a"),
+        Message(role="assistant", content="a").model_dump(exclude_none=True),
+        {"content": "a", "role": "assistant"},
+    ],
+)
+def test_message_objects_and_dicts_are_the_same(replay: Any) -> None:
+    """case B12: the object, its dump, a hand-written dict; also inside a tuple."""
+    talk = Talk()
+    c1 = talk.say("c1", [user("hi")], [20, 2])
+    c2 = talk.say("c2", (user("hi"), replay, user("yo")), [24, 2])
+    assert c2.parent is c1
+    assert list(c2.to_row().loss_mask).count(1) == 4
+
+
+def test_a_bare_string_is_an_error() -> None:
+    """case B12: the error names the index."""
+    with pytest.raises(TypeError, match=r"messages\[1\]"):
+        Talk().plan([user("hi"), "a"])
+
+
+def test_dropped_reasoning_keeps_the_link() -> None:
+    """case B14: same parent in concat; in hf the ids differ, both rows stay and get rewards."""
+    history = [user("hi"), assistant("b"), user("yo")]
+    for style, parent in (("concat", "c1"), ("hf", None)):
+        talk = Talk(style)
+        talk.say("c1", [user("hi")], [8, 20, 9, 21, 2], assistant("b", reasoning_content="a"))
+        c2 = talk.say("c2", history, [24, 2])
+        assert c2.history is talk.cache["c1"]
+        assert (c2.parent and c2.parent.interaction_id) == parent
+        talk.cache.set_last_reward(1.0)
+        talk.cache.apply_reward_discount(0.5)
+        rewards = [row.reward for row in export_interactions(talk.cache, "individual").values()]
+        assert rewards == [0.5, 1.0]
+
+
+def test_template_that_strips_reasoning() -> None:
+    """case B5: individual rows have their real prompts; nothing is masked to zero silently."""
+    talk = Talk("hf", fix_format(T2))
+    answer = assistant("b", reasoning_content="a")
+    talk.say("c1", [user("hi")], [8, 20, 9, 21, 2], answer)
+    c2 = talk.say("c2", [user("hi"), answer, user("yo")], [24, 2])
+    sent = (*PROMPT, 21, 2, 3, 1, 5, 3, 24, 2, 3, 1, 6, 3)
+    assert c2.tokens == (*sent, 24, 2)
+    assert c2.parent is None
+    assert c2.fork_reason == "tokens differ: at index 9 of the 14 tokens of c1"
+    rows = export_interactions(talk.cache, "individual")
+    assert [sum(row.to_row().loss_mask) for row in rows.values()] == [5, 2]
+
+
+def test_failed_call_leaves_nothing() -> None:
+    """case B19: planned but never appended; the retry extends c1."""
+    talk = Talk()
+    c1 = talk.say("c1", [user("hi")], [20, 2])
+    history = [user("hi"), assistant("a"), user("yo")]
+    talk.plan(history)
+    assert list(export_interactions(talk.cache, "concat")) == ["c1"]
+    assert list(export_interactions(talk.cache, "individual")) == ["c1"]
+    assert c1.is_leaf
+    c3 = talk.say("c3", history, [24, 2])
+    assert c3.parent is c1 and not c1.is_leaf
+    assert list(export_interactions(talk.cache, "individual")) == ["c1", "c3"]
+
+
+def test_length_stop_inserts_an_untrained_end() -> None:
+    """case B34: the end of turn that was not sampled is context without log-prob."""
+    talk = Talk()
+    talk.say("c1", [user("hi")], [20, 21], stop_reason="length")
+    c2 = talk.say("c2", [user("hi"), assistant("ab"), user("yo")], [24, 2])
+    assert c2.tokens[9:16] == (20, 21, 2, 3, 1, 5, 3)
+    row = c2.to_row()
+    assert list(row.loss_mask[9:16]) == [1, 1, 0, 0, 0, 0, 0]
+    assert row.logprobs[11] == 0.0 and row.versions[11] == -1
+    assert sum(row.loss_mask) == 4
+
+
+@pytest.mark.parametrize(
+    ("output", "joined"),
+    [
+        ([20, 0], (20, 2, 3)),
+        ([20, 2, 0, 0], (20, 2, 3)),
+        ([20, 2], (20, 2, 3)),
+        ([2], (2, 3)),
+        ([0], (2, 3)),
+        ([], (2, 3)),
+    ],
+)
+def test_output_ends_with_pad(output: list[int], joined: tuple[int, ...]) -> None:
+    """case B33: exactly one end of turn before the separator and no pad inside.
+
+    Where a sampled pad is not in the next prompt, the ids differ: the turns are two branches.
+    """
+    talk = Talk()
+    c1 = talk.say("c1", [user("hi")], output)
+    c2 = talk.say("c2", [user("hi"), assistant("a" if 20 in output else ""), user("yo")], [24, 2])
+    assert c2.tokens == (*PROMPT, *joined, 1, 5, 3, 24, 2, 3, 1, 6, 3, 24, 2)
+    is_extended = 0 not in output
+    assert (c2.parent is c1) is is_extended
+    assert (c2.fork_reason is None) is is_extended
+    rows = export_interactions(talk.cache, "concat").values()
+    assert sum(sum(row.to_row().loss_mask) for row in rows) == len(output) + 2
+
+
+def test_control_tokens_in_tool_text_are_not_trained() -> None:
+    """case B17: the mask comes from recorded positions, not from a search for ids."""
+    talk = Talk()
+    talk.say("c1", [user("hi")], [20, 2])
+    evil = {"role": "tool", "content": "x", "tool_call_id": "t"}
+    plan = talk.plan([user("hi"), assistant("a"), evil])
+    forged = (*plan.input_ids, 2, 3, 1, 6, 3, 22, 2, 3, 1, 6, 3)
+    hand = InteractionWithTokenLogpReward(
+        interaction_id="c2",
+        messages=[user("hi"), assistant("a"), evil],
+        output_message_list=[assistant("a")],
+        model_response=answer_of(plan, [20, 2], input_tokens=forged),
+        parent=plan.parent,
+        chat_template_type="concat",
+    )
+    talk.cache.append(hand)
+    mask = list(hand.to_row().loss_mask)
+    assert [i for i, m in enumerate(mask) if m] == [9, 10, len(mask) - 2, len(mask) - 1]
+
+
+@pytest.mark.parametrize("order", [("c1", "c2"), ("c2", "c1")])
+def test_retry_leaves_an_orphan(order: tuple[str, str]) -> None:
+    """case B68: the answer that was never used is left out before discounting."""
+    talk = Talk()
+    outputs = {"c1": [21, 2], "c2": [20, 2]}
+    for name in order:
+        talk.say(name, [user("hi")], outputs[name])
+    talk.say("c3", [user("hi"), assistant("a"), user("yo")], [24, 2])
+    assert talk.cache.orphans == {"c1"}
+    talk.cache.set_last_reward(1.0)
+    rows = export_interactions(talk.cache, "individual", reward_discount=0.5)
+    assert {name: row.reward for name, row in rows.items()} == {"c2": 0.5, "c3": 1.0}
+    assert list(export_interactions(talk.cache, "concat")) == ["c3"]
+
+
+def test_late_orphan_does_not_get_the_last_reward() -> None:
+    """case B68: the slow first answer is recorded after the retry was already gone on from."""
+    talk = Talk()
+    talk.say("c2", [user("hi")], [20, 2])
+    talk.say("c3", [user("hi"), assistant("a"), user("yo")], [24, 2])
+    talk.say("c1", [user("hi")], [21, 2])
+    talk.cache.set_last_reward(1.0)
+    assert talk.cache["c3"].reward == 1.0 and talk.cache["c1"].reward is None
+
+
+def test_what_is_no_orphan() -> None:
+    """Choices of one request, other tools, another temperature, a reward of its own."""
+    talk = Talk()
+    for name in ("c1", "c1/1"):
+        talk.say(name, [user("hi")], [20, 2])
+    assert talk.cache.orphans == frozenset()
+    talk.say("c2", [user("hi")], [20, 2], tools=[tool("f")])
+    talk.say("c3", [user("hi")], [20, 2], temperature=0.5)
+    assert talk.cache.orphans == frozenset()
+    talk.say("c4", [user("hi")], [21, 2])
+    assert talk.cache.orphans == {"c1", "c1/1"}
+    talk.cache.set_reward("c1", 0.0)
+    assert talk.cache.orphans == {"c1/1"}
+
+
+def test_orphans_are_fixed_by_the_discount() -> None:
+    """case B68: nothing is dropped any more once its reward has been carried back."""
+    talk = Talk()
+    talk.say("c1", [user("hi")], [20, 2])
+    talk.cache.set_last_reward(1.0)
+    talk.cache.apply_reward_discount()
+    talk.say("c2", [user("hi")], [21, 2])
+    assert list(export_interactions(talk.cache, "individual")) == ["c1", "c2"]
+
+
+def test_fresh_client_per_attempt() -> None:
+    """case B70: a rerun records into its own cache, so only its three calls are exported."""
+    first, second = Talk(), Talk()
+    for talk, turns in ((first, 2), (second, 3)):
+        messages = [user("hi")]
+        for turn in range(turns):
+            talk.say(f"c{turn}", messages, [20, 2])
+            messages = [*messages, assistant("a"), user("yo")]
+    assert len(export_interactions(second.cache, "individual")) == 3
+
+
+def test_sub_agents_interleave() -> None:
+    """case B71: two system prompts give two rows, every output once."""
+    talk = Talk()
+    threads = {name: [{"role": "system", "content": name}, user("hi")] for name in "AB"}
+    for index, name in enumerate("ABABA"):
+        talk.say(f"{name}{index}", threads[name], [20, 2])
+        threads[name] = [*threads[name], assistant("a"), user("yo")]
+    rows = export_interactions(talk.cache, "concat")
+    assert {name: sum(row.to_row().loss_mask) for name, row in rows.items()} == {"B3": 4, "A4": 6}
+    assert all(interaction.fork_reason is None for interaction in talk.cache.values())
+
+
+async def test_concurrent_calls_keep_their_own_pairs() -> None:
+    """case B73: 20 calls finish in random order; "last" is the one recorded last."""
+    talk = Talk()
+    dice = random.Random(0)
+
+    async def one(number: int) -> None:
+        plan = talk.plan([user(f"q{number}")])
+        await asyncio.sleep(dice.random() / 100)
+        talk.cache.append(
+            plan.interaction(
+                interaction_id=f"c{number}",
+                model_response=answer_of(plan, [1000 + number, 2]),
+                output_message_list=[assistant(str(number))],
+            )
+        )
+
+    await asyncio.gather(*(one(number) for number in range(20)))
+    assert len(talk.cache) == 20
+    for number in range(20):
+        interaction = talk.cache[f"c{number}"]
+        assert interaction.tokens[-2:] == (1000 + number, 2)
+        assert interaction.messages == [user(f"q{number}")]
+    talk.cache.set_last_reward(1.0)
+    rewards = [interaction.reward for interaction in talk.cache.values()]
+    assert rewards == [None] * 19 + [1.0]
+
+
+def test_threads_may_record_at_once() -> None:
+    talk = Talk()
+
+    def one(number: int) -> None:
+        messages = [user(f"q{number}")]
+        for turn in range(5):
+            talk.say(f"c{number}.{turn}", messages, [20, 2])
+            messages = [*messages, assistant("a"), user("yo")]
+            talk.cache.set_reward(f"c{number}.{turn}", 1.0)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(one, range(20)))
+    assert len(talk.cache) == 100 and talk.cache.total_reward == 100.0
+    assert len(export_interactions(talk.cache, "concat")) == 20
+
+
+SUMMARY = "they said hi and the answer was a"
+
+
+def test_summary_starts_a_branch_named_compaction() -> None:
+    """case B75: t1, t2, the summary call s, then t3, t4 on the summary; every token once."""
+    talk = Talk()
+    opening = [{"role": "system", "content": "a"}, user("hi")]
+    t2 = [*opening, assistant("a"), user("yo")]
+    talk.say("t1", opening, [20, 2])
+    talk.say("t2", t2, [21, 2])
+    talk.say("s", [*t2, assistant("b"), user("sum")], [22, 2], assistant(SUMMARY))
+    t3 = [opening[0], user(f"so far: {SUMMARY}")]
+    compacted = talk.say("t3", t3, [20, 2])
+    talk.say("t4", [*t3, assistant("a"), user("yo")], [24, 2])
+    assert compacted.parent is None
+    assert compacted.fork_reason == "compaction: messages[1] quotes a recorded answer"
+    rows = export_interactions(talk.cache, "concat")
+    assert {name: sum(row.to_row().loss_mask) for name, row in rows.items()} == {"s": 6, "t4": 4}
+    talk.cache.set_last_reward(1.0)
+    rows = export_interactions(talk.cache, "individual", reward_discount=1.0)
+    assert [row.reward for row in rows.values()] == [1.0] * 5
+
+
+def test_window_over_the_history_is_compaction() -> None:
+    """Old messages are cut off in front of an answer that is kept."""
+    talk = Talk()
+    messages = [user("hi")]
+    for turn in range(3):
+        talk.say(f"c{turn}", messages, [20, 2], assistant(f"the long answer {turn}"))
+        messages = [*messages, assistant(f"the long answer {turn}"), user(f"q{turn}")]
+    cut = talk.say("c3", messages[4:], [20, 2])
+    assert cut.parent is None and cut.history is None
+    assert cut.fork_reason == "compaction: messages[1] was answer number 5 before"
+
+
+def test_edited_answer_forks_with_a_reason() -> None:
+    talk = Talk()
+    c1 = talk.say("c1", [user("hi")], [20, 2])
+    c2 = talk.say("c2", [user("hi"), assistant("b"), user("yo")], [24, 2])
+    assert c2.parent is None
+    assert c2.fork_reason == "history edited: messages[1] is not the recorded answer"
+    follow = [user("hi"), assistant("a"), user("yo")]
+    c3 = talk.say("c3", follow, [20, 2])
+    c4 = talk.say("c4", [*follow, assistant("b"), user("yo")], [24, 2])
+    assert c3.parent is c1 and c4.parent is c1
+    assert c4.fork_reason == "history edited: messages[3] is not the recorded answer"
+
+
+def test_other_tools_start_a_branch() -> None:
+    talk = Talk()
+    talk.say("c1", [user("hi")], [20, 2], tools=[tool("a")])
+    history = [user("hi"), assistant("a"), user("yo")]
+    same = talk.say("c2", history, [24, 2], tools=[tool("a")])
+    other = talk.say("c3", history, [24, 2], tools=[tool("b")])
+    assert same.parent is talk.cache["c1"]
+    assert other.parent is None and other.fork_reason == "tools changed"
+    assert other.tokens[:-2] == rendered(history, [tool("b")])
+
+
+THOUGHT = assistant("b", reasoning_content="a")
+
+
+def test_no_bridge_renders_and_says_why() -> None:
+    talk = Talk(fmt=Refusing(fix_format(T2)))
+    talk.say("c1", [user("hi")], [8, 20, 9, 21, 2], THOUGHT)
+    c2 = talk.say("c2", [user("hi"), THOUGHT, user("yo")], [24, 2])
+    assert c2.tokens[9:12] == (21, 2, 3)
+    assert c2.parent is None
+    assert c2.fork_reason == "no bridge: the template is not stable"
+    rows = export_interactions(talk.cache, "concat")
+    assert [sum(row.to_row().loss_mask) for row in rows.values()] == [5, 2]
+
+
+@pytest.mark.parametrize("style", ["hf", "concat"])
+def test_rendered_text_that_goes_on_reuses_the_sampled_ids(style: str) -> None:
+    """hf mode, or no bridge: the text begins with the parent's, so 20, 21 stay as sampled."""
+    talk = Talk(style, Refusing(fix_format()))
+    c1 = talk.say("c1", [user("hi")], [20, 21, 2])
+    c2 = talk.say("c2", [user("hi"), assistant("ab"), user("yo")], [24, 2])
+    assert c2.tokens[9:13] == (20, 21, 2, 3)
+    assert c2.parent is c1 and c2.fork_reason is None
+    assert not any("ab" in text for text in talk.fmt.tokenizer.encoded)
+
+
+def test_fork_attaches_to_the_nearest_forebear_with_the_same_tokens() -> None:
+    talk = Talk("hf", fix_format(T2))
+    c1 = talk.say("c1", [user("hi")], [20, 2])
+    second = [user("hi"), assistant("a"), user("yo")]
+    talk.say("c2", second, [8, 20, 9, 21, 2], THOUGHT)
+    c3 = talk.say("c3", [*second, THOUGHT, user("hi")], [24, 2])
+    assert c3.parent is c1 and c3.history is talk.cache["c2"]
+    assert c3.fork_reason == "tokens differ: at index 21 of the 26 tokens of c2"
+    assert c3.tokens == (*fix_format(T2).render([*second, THOUGHT, user("hi")]), 24, 2)
+
+
+def test_running_call_is_nobodys_parent() -> None:
+    talk = Talk()
+    plan = talk.plan([user("hi")])
+    other = talk.say("c2", [user("hi"), assistant("a"), user("yo")], [24, 2])
+    assert other.parent is None and other.fork_reason is None
+    talk.cache.append(
+        plan.interaction(
+            interaction_id="c1",
+            model_response=answer_of(plan, [20, 2]),
+            output_message_list=[assistant("a")],
+        )
+    )
+    assert talk.cache["c1"].is_leaf
+
+
+def test_ids_are_unique() -> None:
+    talk = Talk()
+    talk.say("c1", [user("hi")], [20, 2])
+    with pytest.raises(ValueError, match="already recorded"):
+        talk.say("c1", [user("yo")], [20, 2])
+    assert len(talk.cache) == 1
+
+
+def test_an_answer_to_another_prompt_is_refused() -> None:
+    plan = Talk().plan([user("hi")])
+    with pytest.raises(ValueError, match="not the one it was sent"):
+        plan.interaction(
+            interaction_id="c1",
+            model_response=answer_of(plan, [20], input_tokens=(1, 2)),
+            output_message_list=[],
+        )
+
+
+def test_rewards() -> None:
+    talk = Talk()
+    with pytest.raises(RuntimeError, match="nothing is recorded"):
+        talk.cache.set_last_reward(1.0)
+    talk.say("c1", [user("hi")], [20, 2])
+    talk.say("c2", [user("yo")], [20, 2])
+    with pytest.raises(KeyError, match="'c9'"):
+        talk.cache.set_reward("c9", 1.0)
+    with pytest.raises(ValueError, match="finite"):
+        talk.cache.set_reward("c1", float("nan"))
+    talk.cache.set_reward("c1", 0.5)
+    talk.cache.set_last_reward(True)
+    assert talk.cache.total_reward == 1.5
+    talk.cache.set_reward("c1", -1)
+    assert talk.cache.total_reward == 0.0
+    assert [talk.cache["c1"].reward, talk.cache["c2"].reward] == [-1.0, 1.0]
+
+
+def test_rewards_by_id_and_last_win_in_the_order_they_are_set() -> None:
+    """case B91: per id, last, both; the later call wins."""
+    talk = Talk()
+    talk.say("c1", [user("hi")], [20, 2])
+    talk.say("c2", [user("hi"), assistant("a"), user("yo")], [20, 2])
+    talk.cache.set_reward("c2", 0.2)
+    talk.cache.set_last_reward(1.0)
+    talk.cache.set_reward("c1", 0.1)
+    rows = export_interactions(talk.cache, "individual")
+    assert {name: row.reward for name, row in rows.items()} == {"c1": 0.1, "c2": 1.0}
+
+
+def chain(rewards: list[float | None]) -> InteractionCache:
+    talk = Talk()
+    messages = [user("hi")]
+    for index, reward in enumerate(rewards):
+        talk.say(f"c{index}", messages, [20, 2])
+        messages = [*messages, assistant("a"), user("yo")]
+        if reward is not None:
+            talk.cache.set_reward(f"c{index}", reward)
+    return talk.cache
+
+
+@pytest.mark.parametrize(
+    ("rewards", "discount", "expected"),
+    [
+        ([0, 1.5, 2.5], 0.85, [3.08125, 3.625, 2.5]),
+        ([None, None, 1.0], 0.9, [0.81, 0.9, 1.0]),
+        ([0.5, None, 1.0], 0.5, [0.75, 0.5, 1.0]),
+        ([1.0, None, None], 0.5, [1.0, 0.0, 0.0]),
+    ],
+)
+def test_turn_discount(rewards: list[float | None], discount: float, expected: list[float]) -> None:
+    """case B80: own rewards kept and later ones carried back; a second time is an error."""
+    cache = chain(rewards)
+    total = cache.total_reward
+    cache.apply_reward_discount(discount)
+    assert [one.reward for one in cache.values()] == pytest.approx(expected)
+    assert cache.total_reward == total
+    with pytest.raises(RuntimeError, match="once"):
+        cache.apply_reward_discount(discount)
+
+
+def test_discount_out_of_range() -> None:
+    with pytest.raises(ValueError, match=r"\[0, 1\]"):
+        chain([1.0]).apply_reward_discount(1.5)
