@@ -127,3 +127,13 @@ def read_sums(sums: list[Sums]) -> list[list[float]]:
     flat = [value.to(device, torch.float64) for four in sums for value in four]
     numbers: list[list[float]] = torch.stack(flat).view(-1, 4).tolist()
     return numbers
+
+
+def as_number(value: object) -> float | None:
+    """The value as a float; None for what is no single number (text is none, even "3")."""
+    if isinstance(value, str | bytes):
+        return None
+    try:
+        return float(value)  # type: ignore[arg-type]  # asks the value itself
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a larger tensor
+        return None

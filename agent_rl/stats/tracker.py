@@ -22,7 +22,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, SupportsFloat, TypeVar
 
-from agent_rl.stats.accumulators import Denominator, ReduceType, Scalar, Stat, Sums, read_sums
+from agent_rl.stats.accumulators import (
+    Denominator,
+    ReduceType,
+    Scalar,
+    Stat,
+    Sums,
+    as_number,
+    read_sums,
+)
 from agent_rl.stats.block import Block
 from agent_rl.stats.ranks import Entry, gather, ranks_of_group, reduce_entries
 
@@ -73,7 +81,7 @@ class DistributedStatsTracker:
         prefix = self._prefix.get()
         numbers: dict[str, float] = {}
         for name, value in values.items():
-            number = _as_number(value)
+            number = as_number(value)
             if number is None:
                 self._warn_skipped(prefix + name, value)
             else:
@@ -243,15 +251,6 @@ class DistributedStatsTracker:
                 del self._records[name]
             else:  # keeps its place, so that the records of the other keys still match
                 record.clear()
-
-
-def _as_number(value: object) -> float | None:
-    if isinstance(value, str | bytes):
-        return None
-    try:
-        return float(value)  # type: ignore[arg-type]  # asks the value itself
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a larger tensor
-        return None
 
 
 def _check_tensor(key: str, value: object, dtype: str) -> None:

@@ -1,0 +1,46 @@
+"""The table after each step: four key/value pairs a row, filled column by column."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from agent_rl.stats.sink import Commit
+
+_PAIRS = 4
+_NO_LIMIT = 10_000
+"""Width of what is not a terminal: a log file wraps nothing."""
+
+
+class ConsoleSink:
+    name = "console"
+
+    def open(self, next_step: int) -> None:
+        is_terminal = Console().is_terminal
+        self._box = box.SQUARE if is_terminal else box.ASCII2
+        self._console = Console(
+            width=None if is_terminal else _NO_LIMIT, markup=False, emoji=False, highlight=False
+        )
+
+    def log(self, commit: Commit) -> None:
+        self._console.print(commit.header, soft_wrap=True)
+        table = Table(show_header=False, show_lines=True, box=self._box)
+        for _ in range(_PAIRS):
+            table.add_column(overflow="fold")
+            table.add_column(justify="right", no_wrap=True)
+        for row in table_rows(commit.metrics):
+            table.add_row(*row)
+        self._console.print(table)
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+
+def table_rows(metrics: Mapping[str, float]) -> list[list[str]]:
+    """Five metrics a..e make two rows: a c e - and b d - -."""
+    cells = [(key, f"{value:.4e}") for key, value in metrics.items()]
+    num_rows = -(-len(cells) // _PAIRS)
+    return [[text for cell in cells[row::num_rows] for text in cell] for row in range(num_rows)]
