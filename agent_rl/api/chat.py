@@ -13,7 +13,7 @@ from typing import Any
 from agent_rl.api.fields import Fields
 from agent_rl.api.generate import Choice, generate, new_id, plan_prompt, record
 from agent_rl.api.grammar import answer_grammar, refuse_two_grammars, tool_grammar
-from agent_rl.api.logprobs import chat_logprobs
+from agent_rl.api.logprobs import response_entries
 from agent_rl.api.sampling import read_logprobs, read_sampling, refuse_unsupported
 from agent_rl.api.session import Session
 from agent_rl.api.turn import Turn, check_messages, check_tools, effort_kwargs, read_labels
@@ -113,11 +113,14 @@ def usage(plan: PromptPlan, choices: list[Choice]) -> JsonObject:
     }
 
 
+def chat_logprobs(content: list[JsonObject]) -> JsonObject:
+    return {"content": content, "refusal": None}
+
+
 def _choice(session: Session, turn: Turn, choice: Choice) -> JsonObject:
     logprobs = None
     if turn.has_logprobs:
-        content = chat_logprobs(session.format, choice.response)
-        logprobs = {"content": content, "refusal": None}
+        logprobs = chat_logprobs(response_entries(session.format, choice.response))
     result: JsonObject = {
         "index": choice.index,
         "message": choice.message,

@@ -15,20 +15,28 @@ from agent_rl.types import JsonObject, ModelResponse
 _HALF = "\ufffd"
 
 
-def chat_logprobs(fmt: ChatFormat, response: ModelResponse) -> list[JsonObject]:
-    """``choices[i].logprobs.content``; ``top_logprobs`` is empty where none were asked for."""
-    tops: Sequence[Sequence[tuple[int, float]]] = response.output_top_logprobs or (
-        [()] * len(response.output_tokens)
-    )
+def entries(
+    fmt: ChatFormat,
+    token_ids: Sequence[int],
+    logprobs: Sequence[float],
+    tops: Sequence[Sequence[tuple[int, float]]] | None = None,
+) -> list[JsonObject]:
+    """``top_logprobs`` is empty where no alternatives were asked for."""
+    if tops is None:
+        tops = [()] * len(token_ids)
     return [
         {
             **_entry(fmt, token_id, logprob),
             "top_logprobs": [_entry(fmt, *alternative) for alternative in top],
         }
-        for token_id, logprob, top in zip(
-            response.output_tokens, response.output_logprobs, tops, strict=True
-        )
+        for token_id, logprob, top in zip(token_ids, logprobs, tops, strict=True)
     ]
+
+
+def response_entries(fmt: ChatFormat, response: ModelResponse) -> list[JsonObject]:
+    return entries(
+        fmt, response.output_tokens, response.output_logprobs, response.output_top_logprobs
+    )
 
 
 def token_text(fmt: ChatFormat, token_id: int) -> tuple[str, list[int] | None]:

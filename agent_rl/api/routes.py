@@ -7,17 +7,17 @@ become replies here; anything else is a bug and passes through.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from agent_rl.api.chat import chat_completions, read_chat_request
+from agent_rl.api.chat_stream import chat_chunks
+from agent_rl.api.events import EventStream, chat_event
 from agent_rl.api.failure import failure_of
 from agent_rl.api.session import Session
 from agent_rl.errors import AgentRLError, NotSupportedError, RequestError
 from agent_rl.types import JsonObject
-
-Events: TypeAlias = AsyncGenerator[JsonObject, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Reply:
 
     status: int = 200
     body: JsonObject | None = None
-    events: AsyncGenerator[bytes, None] | None = None
+    events: EventStream | None = None
     request_id: str | None = None
     is_final: bool = True
 
@@ -69,6 +69,10 @@ def has_endpoint(method: str, path: str) -> bool:
 
 async def _chat(session: Session, body: JsonObject) -> Reply:
     request = read_chat_request(session, body)
+    if request.is_streamed:
+        events = EventStream(chat_chunks(session, request), chat_event, end=b"data: [DONE]\n\n")
+        first = await events.start()
+        return Reply(events=events, request_id=first["id"])
     completion = await chat_completions(session, request.turn)
     return Reply(body=completion, request_id=completion["id"])
 

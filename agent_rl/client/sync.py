@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 
 from agent_rl.api.session import Session
 from agent_rl.client.http import hx
-from agent_rl.client.transport import EventStream, InProcessTransport
+from agent_rl.client.transport import ByteStream, InProcessTransport
 
 T = TypeVar("T")
 
@@ -68,8 +68,8 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 @dataclass(frozen=True, slots=True)
-class SyncEventStream(hx.SyncByteStream):
-    stream: EventStream
+class SyncByteStream(hx.SyncByteStream):
+    stream: ByteStream
 
     def __iter__(self) -> Iterator[bytes]:
         events = aiter(self.stream)
@@ -91,9 +91,9 @@ class SyncInProcessTransport(hx.BaseTransport):
     def handle_request(self, request: hx.Request) -> hx.Response:
         request.read()
         response = run(self._transport.handle_async_request(request))
-        if not isinstance(response.stream, EventStream):
+        if not isinstance(response.stream, ByteStream):
             return response
-        stream = SyncEventStream(response.stream)
+        stream = SyncByteStream(response.stream)
         return hx.Response(response.status_code, headers=response.headers, stream=stream)
 
 

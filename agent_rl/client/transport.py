@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, cast
 
+from agent_rl.api.events import EventStream
 from agent_rl.api.routes import answer, has_endpoint
 from agent_rl.api.session import Session
 from agent_rl.client.http import hx
@@ -24,10 +25,10 @@ BASE_URL = "http://agent-rl.local/v1"
 
 
 @dataclass(frozen=True, slots=True)
-class EventStream(hx.AsyncByteStream):
+class ByteStream(hx.AsyncByteStream):
     """Server-sent events as they are produced. Closing it aborts the generation."""
 
-    events: AsyncGenerator[bytes, None]
+    events: EventStream
     request: hx.Request
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -62,7 +63,7 @@ class InProcessTransport(hx.AsyncBaseTransport):
         except TimeoutError as error:
             raise _read_timeout(request) from error
         if reply.events is not None:
-            stream = EventStream(reply.events, request)
+            stream = ByteStream(reply.events, request)
             return hx.Response(reply.status, headers=reply.headers, stream=stream, request=request)
         return hx.Response(
             reply.status,
