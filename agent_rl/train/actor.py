@@ -17,39 +17,28 @@ import torch
 from torch import Tensor
 
 from agent_rl.config import ActorConfig
-from agent_rl.train import advantage, loss, normalization
+from agent_rl.errors import WorkflowContractError
+from agent_rl.train import advantage, correction, loss, metrics, normalization
 from agent_rl.train.batch import Batch, MicroBatch, micro_batches, minibatches
 from agent_rl.train.forward import check_model, predicted_logprobs, segment_attention
+from agent_rl.train.metrics import StepRecord, TokenRecord
 from agent_rl.train.optimizer import Optimizer
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Update:
-    """What one update learns about its tokens, [T] each; metrics are made of it at the end."""
-
-    batch: Batch
-    mask: Tensor
-    advantages: Tensor
-    proximal: Tensor | None
-    """None: the log-probs of the current weights, which is the same before the first step."""
-    new_logprobs: Tensor
-    entropies: Tensor
-    losses: Tensor
-    ratios: Tensor
-    is_clipped: Tensor
-    is_dual_clipped: Tensor
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
-    """One optimizer step; not successful: nothing to train on, or a gradient that is not finite."""
+class UpdateReport:
+    """``num_skipped`` steps had nothing to train on, or a gradient that was not finite.
 
-    grad_norm: Tensor | float
-    is_successful: bool
-    num_micro_batches: int = 0
-    num_computed: int = 0
+    ``num_computed_tokens`` went through the model: fewer than the batch holds where rows share
+    prefixes.
+    """
+
+    num_steps: int
+    num_skipped: int
+    num_trained_tokens: int
+    num_computed_tokens: int
 
 
 class Actor:
@@ -75,17 +64,21 @@ class Actor:
     def compute_advantages(self, batch: Batch) -> Tensor:
         """[T] float64 advantages, 0 off the mask.
 
-        (reward + bias) * scaling, clipped -> reward_norm -> GAE without a critic -> adv_norm.
+        Overlong penalty -> (reward + bias) * scaling, clipped -> reward_norm -> GAE without a
+        critic (the reward, discounted by gamma * lambda) -> adv_norm.
 
         Raises:
             WorkflowContractError: reward_norm needs one reward per logical rollout and a rollout
                 has several and no ``rollout_reward``.
         """
         config, mask, rows = self.config, batch.loss_mask, batch.rows
-        rewards = self._shape_reward(batch.rewards)
+        penalized = batch.rewards + self._penalty(batch)
+        rewards = self._shape_reward(penalized)
         if config.reward_norm is not None:
             self._warn_of_singletons(batch)
-            references = normalization.resolve_references(batch.rewards, batch.meta)
+            # Raw rewards as well: a penalty must not make differing ones look equal.
+            normalization.resolve_references(batch.rewards, batch.meta)
+            references = normalization.resolve_references(penalized, batch.meta)
             rewards = normalization.normalize_rewards(
                 rewards, self._shape_reward(references), batch.meta, config.reward_norm
             )
@@ -108,21 +101,38 @@ class Actor:
             )
         return advantages
 
-    def update(self, batch: Batch) -> dict[str, float]:
-        """One pass over the batch in ``ppo_n_minibatches`` optimizer steps."""
+    def update(self, batch: Batch) -> UpdateReport:
+        """One pass over the batch in ``ppo_n_minibatches`` optimizer steps.
+
+        Metrics go to ``stats_tracker`` under ``ppo_actor``.
+
+        Raises:
+            WorkflowContractError: see ``compute_advantages``; or the config needs behaviour
+                log-probs and the batch has none.
+        """
+        advantages = self.compute_advantages(batch)
+        metrics.record_batch(batch, advantages, self.config)
+        tokens = metrics.TokenRecord.empty(
+            batch.loss_mask.to(self._device), advantages.to(self._device, self._dtype)
+        )
         with segment_attention(self.model):
-            update = self._begin(batch)
+            proximal = self._proximal(batch)
             self.model.train(self.config.gradient_checkpointing)
             try:
                 steps = [
-                    self._step(update, rows)
+                    self._step(batch, rows, proximal, tokens)
                     for rows in minibatches(batch, self.config.ppo_n_minibatches)
                 ]
             finally:
                 self.model.eval()
-        lr = self._optimizer.lr
+        metrics.record_update(batch, tokens, steps, self.config, self._optimizer.lr)
         self._optimizer.end_update()
-        return self._metrics(update, steps, lr)
+        return UpdateReport(
+            num_steps=len(steps),
+            num_skipped=sum(not step.is_successful for step in steps),
+            num_trained_tokens=int(batch.loss_mask.sum()),
+            num_computed_tokens=sum(step.num_computed_tokens for step in steps),
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Everything an exact continuation needs: weights and optimizer."""
@@ -133,32 +143,46 @@ class Actor:
         self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
 
+    def _penalty(self, batch: Batch) -> Tensor:
+        """[R] what the overlong penalty adds to each row's reward."""
+        config = self.config
+        if not config.overlong_reward_penalty:
+            return torch.zeros(batch.num_rows, dtype=torch.float64)
+        assert config.overlong_tokens is not None, "checked in ActorConfig"
+        assert config.overlong_penalty_factor is not None, "checked in ActorConfig"
+        lengths = torch.zeros(batch.num_rows, dtype=torch.int64)
+        lengths.index_add_(0, batch.rows, batch.loss_mask.long())
+        return normalization.overlong_penalty(
+            lengths,
+            max_new_tokens=config.max_new_tokens,
+            overlong_tokens=config.overlong_tokens,
+            factor=config.overlong_penalty_factor,
+        )
+
     def _shape_reward(self, rewards: Tensor) -> Tensor:
         config = self.config
         shaped = (rewards + config.reward_bias) * config.reward_scaling
         return shaped.clamp(-config.reward_clip, config.reward_clip)
 
-    def _begin(self, batch: Batch) -> _Update:
-        config, device = self.config, self._device
-        mask = batch.loss_mask.to(device)
-        zeros = torch.zeros(len(mask), dtype=self._dtype, device=device)
-        update = _Update(
-            batch=batch,
-            mask=mask,
-            advantages=self.compute_advantages(batch).to(device, self._dtype),
-            proximal=None,
-            new_logprobs=zeros.clone(),
-            entropies=zeros.clone(),
-            losses=zeros.clone(),
-            ratios=zeros + 1.0,
-            is_clipped=torch.zeros_like(mask),
-            is_dual_clipped=torch.zeros_like(mask),
-        )
-        if batch.logprobs is not None and not config.recompute_logprob:
-            update.proximal = batch.logprobs.to(device)
-        elif config.ppo_n_minibatches > 1:
-            update.proximal = self._recompute(batch)
-        return update
+    def _proximal(self, batch: Batch) -> Tensor | None:
+        """[T] log-probs that ratios are taken against; None: those of the weights as they are.
+
+        With one optimizer step the current log-probs, which the step computes anyway, are the
+        recomputed ones.
+        """
+        config = self.config
+        needs_behaviour = config.use_decoupled_loss or config.m2_threshold is not None
+        if batch.logprobs is None and needs_behaviour:
+            raise WorkflowContractError(
+                "actor.use_decoupled_loss and actor.m2_threshold need the behaviour log-probs; "
+                "the trajectories have no key 'logprobs'"
+            )
+        is_own = config.recompute_logprob or config.use_decoupled_loss
+        if batch.logprobs is not None and not is_own:
+            return batch.logprobs.to(self._device, self._dtype)
+        if config.ppo_n_minibatches > 1 or config.m2_threshold is not None:
+            return self._recompute(batch)
+        return None
 
     @torch.no_grad()
     def _recompute(self, batch: Batch) -> Tensor:
@@ -179,77 +203,103 @@ class Actor:
         ):
             yield micro_batch.to(self._device)
 
-    def _step(self, update: _Update, rows: list[int]) -> _Step:
+    def _step(
+        self, batch: Batch, rows: list[int], proximal: Tensor | None, tokens: TokenRecord
+    ) -> StepRecord:
         """One optimizer step on these rows; without a trained token nothing is touched."""
-        batch = update.batch
+        config = self.config
         in_step = torch.zeros(batch.num_rows, dtype=torch.bool)
         in_step[rows] = True
+        mask = batch.loss_mask & batch.to_tokens(in_step)
+        if config.m2_threshold is not None:
+            assert batch.logprobs is not None and proximal is not None, "checked in _proximal"
+            mask = correction.m2po_mask(
+                proximal.cpu(), batch.logprobs, mask, threshold=config.m2_threshold
+            )
         weights = loss.aggregation_weights(
-            self.config.loss_aggregation,
-            batch.loss_mask & batch.to_tokens(in_step),
+            config.loss_aggregation,
+            mask,
             batch.rows,
             batch.rollouts,
+            horizon=config.loss_horizon,
         ).to(self._device, self._dtype)
-        num_computed = num_micro_batches = 0
+        step = StepRecord()
         for micro_batch in self._micro_batches(batch, rows):
-            self._backward(update, micro_batch, weights)
-            num_micro_batches += 1
-            num_computed += len(micro_batch.input_ids)
-        if not num_micro_batches:
-            return _Step(grad_norm=0.0, is_successful=False)
-        grad_norm, is_successful = self._optimizer.step()
-        if not is_successful:
-            logger.warning("the gradient is not finite; this optimizer step is skipped")
-        return _Step(
-            grad_norm=grad_norm,
-            is_successful=is_successful,
-            num_micro_batches=num_micro_batches,
-            num_computed=num_computed,
-        )
+            self._backward(batch, micro_batch, proximal, weights, tokens)
+            step.num_micro_batches += 1
+            step.num_computed_tokens += len(micro_batch.input_ids)
+        if step.num_micro_batches:
+            step.grad_norm, step.is_successful = self._optimizer.step()
+            if not step.is_successful:
+                logger.warning("the gradient is not finite; this optimizer step is skipped")
+        return step
 
-    def _backward(self, update: _Update, micro_batch: MicroBatch, weights: Tensor) -> None:
-        config, tokens, slots = self.config, micro_batch.tokens, micro_batch.slots
+    def _backward(
+        self,
+        batch: Batch,
+        micro_batch: MicroBatch,
+        proximal: Tensor | None,
+        weights: Tensor,
+        tokens: TokenRecord,
+    ) -> None:
+        """Add the gradient of these tokens; the sum over micro-batches is the minibatch's."""
+        config, here, slots = self.config, micro_batch.tokens, micro_batch.slots
         predicted, entropies = predicted_logprobs(self.model, micro_batch, self.temperature)
-        new = predicted[slots]
-        proximal = new.detach() if update.proximal is None else update.proximal[tokens]
-        policy = loss.ppo_clip(
-            new,
-            proximal,
-            update.advantages[tokens],
-            update.mask[tokens],
-            eps_clip=config.eps_clip,
-            eps_clip_higher=config.eps_clip_higher,
+        new, entropy = predicted[slots], entropies[slots]
+        old = new.detach() if proximal is None else proximal[here]
+        mask = torch.ones_like(here, dtype=torch.bool)
+        rows = micro_batch.rows
+        policy = self._policy_loss(new, old, tokens.advantages[here], mask, rows)
+        losses = policy.loss
+        if config.use_decoupled_loss:
+            assert batch.logprobs is not None, "checked in _proximal"
+            behaviour = batch.logprobs.to(here.device)[here]
+            corrected = correction.behaviour_correction(
+                old, behaviour, mask, rows, config.rejection_sampling
+            )
+            losses = losses * corrected.weights
+            tokens.behaviour_weights[here] = corrected.weights
+            tokens.is_rejected[here] = corrected.is_touched
+        if config.entropy_coef:
+            losses = losses - config.entropy_coef * entropy
+        torch.autograd.backward((losses * weights[here]).sum())
+        self._optimizer.collect()
+        tokens.new_logprobs[here] = new.detach()
+        tokens.proximal[here] = old
+        tokens.entropies[here] = entropy.detach()
+        tokens.losses[here] = losses.detach()
+        tokens.ratios[here] = policy.ratio
+        tokens.is_clipped[here] = policy.is_clipped
+        tokens.is_dual_clipped[here] = policy.is_dual_clipped
+
+    def _policy_loss(
+        self, new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, rows: Tensor
+    ) -> loss.PolicyLoss:
+        config = self.config
+        if config.importance_sampling_level == "sequence":
+            log_ratios = loss.sequence_log_ratio(new, old, mask, rows)
+            advantages = loss.row_mean(advantages, mask, rows)
+        else:
+            log_ratios = loss.log_ratio(new, old, mask)
+        low, high = config.eps_clip, config.eps_clip_higher
+        if config.policy_loss == "cispo":
+            return loss.cispo(log_ratios, new, advantages, mask, eps_clip=low, eps_clip_higher=high)
+        if config.policy_loss == "sapo":
+            return loss.sapo(
+                log_ratios,
+                advantages,
+                mask,
+                tau_positive=config.sapo_tau_pos,
+                tau_negative=config.sapo_tau_neg,
+            )
+        return loss.ppo_clip(
+            log_ratios,
+            advantages,
+            mask,
+            eps_clip=low,
+            eps_clip_higher=high,
             c_clip=config.c_clip,
         )
-        torch.autograd.backward((policy.loss * weights[tokens]).sum())
-        self._optimizer.collect()
-        update.new_logprobs[tokens] = new.detach()
-        update.entropies[tokens] = entropies.detach()[slots]
-        update.losses[tokens] = policy.loss.detach()
-        update.ratios[tokens] = policy.ratio
-        update.is_clipped[tokens] = policy.is_clipped
-        update.is_dual_clipped[tokens] = policy.is_dual_clipped
-
-    def _metrics(self, update: _Update, steps: list[_Step], lr: float) -> dict[str, float]:
-        count = update.mask.sum().clamp(min=1)
-
-        def mean(values: Tensor) -> float:
-            return float(torch.where(update.mask, values, 0.0).sum() / count)
-
-        return {
-            "actor_loss": mean(update.losses),
-            "entropy": mean(update.entropies),
-            "importance_weight": mean(update.ratios),
-            "clip_ratio": mean(update.is_clipped.float()),
-            "dual_clip_ratio": mean(update.is_dual_clipped.float()),
-            "grad_norm": sum(float(step.grad_norm) for step in steps) / len(steps),
-            "lr": lr,
-            "update_successful": sum(step.is_successful for step in steps) / len(steps),
-            "num_micro_batches": float(sum(step.num_micro_batches for step in steps)),
-            "n_valid_tokens": float(update.mask.sum()),
-            "n_tokens": float(update.batch.num_tokens),
-            "n_computed_tokens": float(sum(step.num_computed for step in steps)),
-        }
 
     def _warn_of_singletons(self, batch: Batch) -> None:
         norm = self.config.reward_norm

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -130,13 +130,15 @@ class MicroBatch:
     targets: Tensor  # [K]
     slots: Tensor  # [M]
     tokens: Tensor  # [M]
+    rows: Tensor  # [M] row of the batch; every trained token of a row is in the same micro-batch
 
     def to(self, device: torch.device) -> MicroBatch:
         return MicroBatch(
             segments=self.segments,
             **{
                 name: getattr(self, name).to(device, non_blocking=True)
-                for name in ("input_ids", "positions", "predictors", "targets", "slots", "tokens")
+                for name in self.__slots__
+                if name != "segments"
             },
         )
 
@@ -149,30 +151,35 @@ def micro_batches(
     Rows without a trained token are left out; a row is never divided.
     """
     token_ids, mask, starts = batch.token_ids.numpy(), batch.loss_mask.numpy(), batch.starts
-    spans = [slice(starts[row], starts[row] + batch.lengths[row]) for row in rows]
-    # What follows the last trained token of a row influences nothing.
-    spans = [slice(s.start, s.start + _end_of_training(mask[s])) for s in spans]
-    spans = [span for span in spans if span.stop > span.start]
+    chosen = []
+    for row in rows:
+        start = starts[row]
+        trained = np.flatnonzero(mask[start : start + batch.lengths[row]])
+        if len(trained):
+            chosen.append(_Row(row, start, trained))
     forests = tree.plant(
-        [token_ids[span] for span in spans], max_tokens=max_tokens, share_prefixes=share_prefixes
+        # What follows the last trained token of a row influences nothing.
+        [token_ids[row.start : row.start + row.trained[-1] + 1] for row in chosen],
+        max_tokens=max_tokens,
+        share_prefixes=share_prefixes,
     )
-    return [_micro_batch(forest, spans, mask) for forest in forests]
+    return [_micro_batch(forest, [chosen[i] for i in forest.rows]) for forest in forests]
 
 
-def _end_of_training(mask: np.ndarray[Any, Any]) -> int:
-    trained = np.flatnonzero(mask)
-    return int(trained[-1]) + 1 if len(trained) else 0
+class _Row(NamedTuple):
+    number: int
+    start: int
+    trained: tree.IntArray
+    """Indices inside the row."""
 
 
-def _micro_batch(
-    forest: tree.Forest, spans: Sequence[slice], mask: np.ndarray[Any, Any]
-) -> MicroBatch:
-    nodes, predictors, tokens = [], [], []
-    for row, row_nodes in zip(forest.rows, forest.nodes, strict=True):
-        trained = np.flatnonzero(mask[spans[row]])
-        nodes.append(row_nodes[trained])
-        predictors.append(row_nodes[trained - 1])  # the next-token shift
-        tokens.append(spans[row].start + trained)
+def _micro_batch(forest: tree.Forest, rows: Sequence[_Row]) -> MicroBatch:
+    nodes, predictors, tokens, numbers = [], [], [], []
+    for row_nodes, row in zip(forest.nodes, rows, strict=True):
+        nodes.append(row_nodes[row.trained])
+        predictors.append(row_nodes[row.trained - 1])  # the next-token shift
+        tokens.append(row.start + row.trained)
+        numbers.append(np.full_like(row.trained, row.number))
     predicted, first, slots = np.unique(
         np.concatenate(nodes), return_index=True, return_inverse=True
     )
@@ -184,6 +191,7 @@ def _micro_batch(
         targets=torch.from_numpy(forest.token_ids[predicted]),
         slots=torch.from_numpy(slots),
         tokens=torch.from_numpy(np.concatenate(tokens)),
+        rows=torch.from_numpy(np.concatenate(numbers)),
     )
 
 

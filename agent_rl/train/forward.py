@@ -74,6 +74,7 @@ def check_model(model: Any) -> None:
         targets=ids[1:],
         slots=places,
         tokens=places,
+        rows=torch.zeros_like(places),
     )
     with torch.no_grad():
         logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1]

@@ -1,4 +1,4 @@
-"""Losses per token, and the weights that make one number of them. Pure functions, formulas cited.
+"""Losses of each token, and the weights that sum them up. Pure functions, formulas cited.
 
 Tensors are packed, one entry per token; ``mask`` says which tokens count and ``rows`` in which row
 they stand. A loss is ``sum(token_loss * weight)`` with weights fixed for the whole minibatch before
@@ -15,8 +15,14 @@ import torch
 from torch import Tensor
 
 Aggregation: TypeAlias = Literal[
-    "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "rollout-mean"
+    "token-mean",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum",
+    "seq-mean-token-sum-norm",
+    "dr-grpo",
+    "rollout-mean",
 ]
+KLEstimator: TypeAlias = Literal["k1", "k2", "k3"]
 _MAX_LOG_RATIO = 20.0
 
 
@@ -30,33 +36,67 @@ class PolicyLoss:
     is_dual_clipped: Tensor
 
 
-def aggregation_weights(mode: Aggregation, mask: Tensor, rows: Tensor, rollouts: Tensor) -> Tensor:
+def aggregation_weights(
+    mode: Aggregation, mask: Tensor, rows: Tensor, rollouts: Tensor, *, horizon: int | None = None
+) -> Tensor:
     """[T] weights that sum the token losses of a minibatch up to its loss; 0 off the mask.
 
-    With n_row trained tokens in a row and R rows that have any:
-    token-mean 1 / N; seq-mean-token-mean 1 / (R n_row); seq-mean-token-sum 1 / R; rollout-mean
-    1 / (number of logical rollouts * trained tokens of the rollout).
-    Losses 1 1 | 4 -> 2, 2.5, 3. ``rollouts`` [R] is the logical rollout of each row.
+    N trained tokens, n_row of them in a row, R rows that have any, L the ``horizon``:
+
+    - token-mean: 1 / N (DAPO, arxiv.org/abs/2503.14476)
+    - seq-mean-token-mean: 1 / (R n_row) (GRPO, 2402.03300)
+    - seq-mean-token-sum: 1 / R
+    - seq-mean-token-sum-norm: 1 / L
+    - dr-grpo: 1 / (R L) (2503.20783)
+    - rollout-mean: 1 / (logical rollouts * trained tokens of the rollout)
+
+    Losses 1 1 | 4 with L = 4 -> 2, 2.5, 3, 1.5, 0.75. ``rollouts`` [R] is the rollout of each row.
     """
+    trained = mask.double()
     if mode == "token-mean":
-        return mask.double() / mask.sum().clamp(min=1)
+        return trained / trained.sum().clamp(min=1.0)
+    if mode in ("seq-mean-token-sum-norm", "dr-grpo") and horizon is None:
+        raise ValueError(f"loss_aggregation={mode} divides by a horizon; none was given")
+    if mode == "seq-mean-token-sum-norm":
+        return trained / float(horizon or 1)
     units = rollouts[rows] if mode == "rollout-mean" else rows
     counts = torch.zeros(len(rollouts), dtype=torch.float64, device=mask.device)
-    counts.index_add_(0, units, mask.double())
-    num_units = (counts > 0).sum().clamp(min=1)
-    weights = mask.double() / num_units
-    return weights if mode == "seq-mean-token-sum" else weights / counts[units].clamp(min=1.0)
+    counts.index_add_(0, units, trained)
+    weights = trained / (counts > 0).sum().clamp(min=1)
+    if mode == "seq-mean-token-sum":
+        return weights
+    if mode == "dr-grpo":
+        return weights / float(horizon or 1)
+    return weights / counts[units].clamp(min=1.0)
 
 
-def safe_ratio(new: Tensor, old: Tensor, mask: Tensor) -> Tensor:
-    """exp(new - old), log-ratio held within +-20 so that no exp overflows; 1 off the mask."""
-    difference = torch.where(mask, new, 0.0) - torch.where(mask, old, 0.0)
-    return difference.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
+def row_mean(values: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
+    """[T] -> [T]: at each token the mean of its row over trained tokens; 0 for an empty row."""
+    _, places = torch.unique(rows, return_inverse=True)
+    sums = torch.zeros(len(rows), dtype=values.dtype, device=values.device)
+    counts = torch.zeros_like(sums)
+    sums = sums.index_add(0, places, torch.where(mask, values, 0.0))
+    counts = counts.index_add(0, places, mask.to(values.dtype))
+    return (sums / counts.clamp(min=1.0))[places]
+
+
+def log_ratio(new: Tensor, old: Tensor, mask: Tensor) -> Tensor:
+    """new - old, at least in float32 and within +-20, so that no exp overflows; 0 off the mask."""
+    dtype = torch.promote_types(new.dtype, torch.float32)
+    difference = torch.where(mask, new, 0.0).to(dtype) - torch.where(mask, old, 0.0).to(dtype)
+    return difference.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+
+
+def sequence_log_ratio(new: Tensor, proximal: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
+    """GSPO: the mean log-ratio of the row at each of its tokens (arxiv.org/abs/2507.18071).
+
+    Log-ratios 0.3, -0.1, 0.2 -> 0.4 / 3, a ratio of 1.14263, whatever stands off the mask.
+    """
+    return row_mean(log_ratio(new, proximal, mask), mask, rows)
 
 
 def ppo_clip(
-    new: Tensor,
-    proximal: Tensor,
+    log_ratios: Tensor,
     advantages: Tensor,
     mask: Tensor,
     *,
@@ -64,18 +104,17 @@ def ppo_clip(
     eps_clip_higher: float | None = None,
     c_clip: float | None = None,
 ) -> PolicyLoss:
-    """max(-A r, -A clip(r, 1 - eps, 1 + eps_higher)) with r = new / proximal.
+    """max(-A r, -A clip(r, 1 - eps, 1 + eps_higher)).
 
     PPO (arxiv.org/abs/1707.06347), asymmetric as in DAPO (2503.14476); ``c_clip`` c > 1 limits the
-    loss at c |A| where A < 0 (dual clip, 1912.09729). A -1, r 5, eps 0.2: 5, with c 3: 3.
+    loss to c |A| where A < 0 (dual clip, 1912.09729). A -1, r 5, eps 0.2: 5, with c 3: 3.
     """
-    ratio = safe_ratio(new, proximal, mask)
+    ratio = log_ratios.exp()
     advantages = torch.where(mask, advantages, 0.0)
     higher = eps_clip if eps_clip_higher is None else eps_clip_higher
     free = -advantages * ratio
     clipped = -advantages * ratio.clamp(1.0 - eps_clip, 1.0 + higher)
     loss = torch.maximum(free, clipped)
-    is_clipped = (clipped > free) & mask
     is_dual_clipped = torch.zeros_like(mask)
     if c_clip is not None:
         limit = -advantages * c_clip
@@ -84,6 +123,112 @@ def ppo_clip(
     return PolicyLoss(
         loss=torch.where(mask, loss, 0.0),
         ratio=ratio.detach(),
-        is_clipped=is_clipped,
+        is_clipped=(clipped > free) & mask,
         is_dual_clipped=is_dual_clipped,
     )
+
+
+def cispo(
+    log_ratios: Tensor,
+    new: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    eps_clip: float,
+    eps_clip_higher: float | None = None,
+) -> PolicyLoss:
+    """-sg(clip(r, 1 - eps, 1 + eps_higher)) A log p: every token keeps a gradient.
+
+    CISPO (arxiv.org/abs/2506.13585). r 2, eps_higher 0.2, A 1, log p -1 -> 1.2.
+    """
+    ratio = log_ratios.exp().detach()
+    higher = eps_clip if eps_clip_higher is None else eps_clip_higher
+    capped = ratio.clamp(1.0 - eps_clip, 1.0 + higher)
+    safe_new = torch.where(mask, new, 0.0)
+    return PolicyLoss(
+        loss=torch.where(mask, -capped * advantages * safe_new, 0.0),
+        ratio=ratio,
+        is_clipped=(capped != ratio) & mask,
+        is_dual_clipped=torch.zeros_like(mask),
+    )
+
+
+def sapo(
+    log_ratios: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    tau_positive: float = 1.0,
+    tau_negative: float = 1.05,
+) -> PolicyLoss:
+    """-(4 / tau) sigmoid(tau (r - 1)) A: a soft gate in place of the clip, tau by the sign of A.
+
+    SAPO (arxiv.org/abs/2511.20347). At r = 1 the loss is -2 A / tau and its slope -A.
+    """
+    ratio = log_ratios.exp()
+    advantages = torch.where(mask, advantages, 0.0)
+    tau = torch.where(advantages > 0.0, tau_positive, tau_negative)
+    gate = torch.sigmoid(tau * (ratio - 1.0)) * 4.0 / tau
+    return PolicyLoss(
+        loss=torch.where(mask, -gate * advantages, 0.0),
+        ratio=ratio.detach(),
+        is_clipped=torch.zeros_like(mask),
+        is_dual_clipped=torch.zeros_like(mask),
+    )
+
+
+def kl_estimate(kind: KLEstimator, new: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
+    """KL(new || reference) from sampled tokens (joschu.net/blog/kl-approx.html), 0 off the mask.
+
+    d = new - reference: k1 d, k2 d^2 / 2, k3 exp(-d) - 1 + d. As a loss it is added: + beta KL.
+    new -1, reference -1.5 -> 0.5, 0.125, 0.106531.
+
+    Raises:
+        ValueError: another name.
+    """
+    d = log_ratio(new, reference, mask)
+    if kind == "k1":
+        return d
+    if kind == "k2":
+        return d.square() / 2.0
+    if kind == "k3":
+        return torch.exp(-d) - 1.0 + d
+    raise ValueError(f"KL estimator {kind!r} is not one of k1, k2, k3")
+
+
+def value_loss(
+    values: Tensor,
+    old_values: Tensor,
+    returns: Tensor,
+    mask: Tensor,
+    *,
+    eps_clip: float = 0.5,
+    huber_delta: float | None = None,
+) -> Tensor:
+    """Per token max(l(V, R), l(oldV + clip(V - oldV, +-eps), R)), l = d^2 / 2 or Huber.
+
+    The clipped value loss of PPO's reference implementation. V 2, old 1, R 0, eps 0.5 -> 2.
+    """
+    values = torch.where(mask, values, 0.0)
+    old_values, returns = torch.where(mask, old_values, 0.0), torch.where(mask, returns, 0.0)
+    clipped = old_values + (values - old_values).clamp(-eps_clip, eps_clip)
+    return torch.maximum(
+        _squared(values - returns, huber_delta), _squared(clipped - returns, huber_delta)
+    )
+
+
+def distillation(new: Tensor, behaviour: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
+    """-exp(new - behaviour) sg(teacher - new): the policy gradient of -KL(new || teacher).
+
+    On-policy distillation (arxiv.org/abs/2306.13649); teacher -1, new = behaviour = -1.5 -> -0.5.
+    """
+    gain = log_ratio(teacher, new, mask).detach()
+    return torch.where(mask, -log_ratio(new, behaviour, mask).exp() * gain, 0.0)
+
+
+def _squared(difference: Tensor, huber_delta: float | None) -> Tensor:
+    half = difference.square() / 2.0
+    if huber_delta is None:
+        return half
+    size = difference.abs()
+    return torch.where(size <= huber_delta, half, huber_delta * (size - huber_delta / 2.0))

@@ -101,9 +101,8 @@ def test_all_masked_batch_touches_nothing() -> None:
     model = tiny_model()
     before = [p.detach().clone() for p in model.parameters()]
     actor = Actor(model, ActorConfig(), total_steps=10, temperature=1.0)
-    stats = actor.update(Batch.from_trajectories([rows]))
-    assert stats["update_successful"] == 0.0
-    assert stats["actor_loss"] == 0.0
+    report = actor.update(Batch.from_trajectories([rows]))
+    assert (report.num_steps, report.num_skipped, report.num_trained_tokens) == (1, 1, 0)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 

@@ -1,0 +1,173 @@
+"""What an update learnt about its tokens, and the metrics made of it once, at its end.
+
+While the update runs everything stays a tensor on the device, ``[T]`` over the tokens of the batch;
+each token is written by the one optimizer step it belongs to. Keys are under ``ppo_actor``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agent_rl import stats_tracker
+from agent_rl.config import ActorConfig
+from agent_rl.train.batch import Batch
+
+
+@dataclass(slots=True, kw_only=True)
+class StepRecord:
+    """One optimizer step; not successful: nothing to train on, or a gradient that is not finite."""
+
+    grad_norm: Tensor | float = 0.0
+    is_successful: bool = False
+    num_micro_batches: int = 0
+    num_computed_tokens: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class TokenRecord:
+    """[T] each; off the mask, and where no step came by, the values are neutral."""
+
+    mask: Tensor
+    advantages: Tensor
+    new_logprobs: Tensor
+    proximal: Tensor
+    entropies: Tensor
+    losses: Tensor
+    ratios: Tensor
+    behaviour_weights: Tensor
+    is_clipped: Tensor
+    is_dual_clipped: Tensor
+    is_rejected: Tensor
+
+    @classmethod
+    def empty(cls, mask: Tensor, advantages: Tensor) -> TokenRecord:
+        zeros, no = torch.zeros_like(advantages), torch.zeros_like(mask)
+        return cls(
+            mask=mask,
+            advantages=advantages,
+            new_logprobs=zeros.clone(),
+            proximal=zeros.clone(),
+            entropies=zeros.clone(),
+            losses=zeros.clone(),
+            ratios=zeros + 1.0,
+            behaviour_weights=zeros + 1.0,
+            is_clipped=no.clone(),
+            is_dual_clipped=no.clone(),
+            is_rejected=no.clone(),
+        )
+
+
+def record_batch(batch: Batch, advantages: Tensor, config: ActorConfig) -> None:
+    """Rewards, lengths and groups as they came, and the advantages made of them."""
+    mask = batch.loss_mask
+    lengths = torch.tensor(batch.lengths, dtype=torch.float32)
+    is_row = torch.ones(batch.num_rows, dtype=torch.bool)
+    is_rewarded = torch.isfinite(batch.rewards)
+    is_correct = is_rewarded & (batch.rewards > 0.0)
+    with stats_tracker.scope("ppo_actor"):
+        stats_tracker.denominator(
+            n_seqs=is_row,
+            n_rewarded_seqs=is_rewarded,
+            n_tokens=torch.ones_like(mask),
+            n_valid_tokens=mask,
+            correct_n_seqs=is_correct,
+            incorrect_n_seqs=is_rewarded & ~is_correct,
+        )
+        stats_tracker.stat("correct_n_seqs", correct_seq_len=lengths)
+        stats_tracker.stat("incorrect_n_seqs", incorrect_seq_len=lengths)
+        stats_tracker.stat("n_rewarded_seqs", task_reward=batch.rewards.float())
+        stats_tracker.stat("n_seqs", prompt_len=_prompt_lengths(batch), seq_len=lengths)
+        stats_tracker.stat("n_valid_tokens", advantages=advantages.float())
+        _record_groups(batch, advantages)
+        if batch.versions is not None:
+            newest = torch.where(mask, batch.versions, -1).max()
+            staleness = (newest - batch.versions).float()
+            stats_tracker.stat("n_valid_tokens", **{"version_stats/staleness": staleness})
+        stats_tracker.scalar(eps_clip=config.eps_clip, use_dual_clip=config.c_clip is not None)
+        if config.c_clip is not None:
+            stats_tracker.scalar(c_clip=config.c_clip)
+        if config.use_decoupled_loss:
+            stats_tracker.scalar(rs_upper=config.rejection_sampling.upper)
+            if config.rejection_sampling.lower is not None:
+                stats_tracker.scalar(rs_lower=config.rejection_sampling.lower)
+
+
+def record_update(
+    batch: Batch, tokens: TokenRecord, steps: Sequence[StepRecord], config: ActorConfig, lr: float
+) -> None:
+    """Losses, ratios, clips and how far the trainer's log-probs are from the engine's."""
+    mask = tokens.mask
+    with stats_tracker.scope("ppo_actor"), stats_tracker.scope("update"):
+        stats_tracker.denominator(
+            n_valid_tokens=mask,
+            clipped_tokens=tokens.is_clipped,
+            unclipped_behave_tokens=mask & ~tokens.is_rejected,
+        )
+        stats_tracker.stat(
+            "n_valid_tokens",
+            importance_weight=tokens.ratios.float(),
+            approx_kl=(tokens.new_logprobs - tokens.proximal).float(),
+            new_logp=tokens.new_logprobs.float(),
+            entropy=tokens.entropies.float(),
+            actor_loss=tokens.losses.float(),
+            clip_ratio=tokens.is_clipped.float(),
+            dual_clip_ratio=tokens.is_dual_clipped.float(),
+        )
+        stats_tracker.stat("clipped_tokens", clipped_new_logp=tokens.new_logprobs.float())
+        if batch.logprobs is not None:
+            behaviour = batch.logprobs.to(mask.device)
+            difference = (tokens.proximal - behaviour).float()
+            stats_tracker.stat(
+                "n_valid_tokens", old_logp=behaviour, behave_logp_error=difference.abs()
+            )
+            stats_tracker.stat("clipped_tokens", clipped_old_logp=behaviour)
+            stats_tracker.stat(
+                "unclipped_behave_tokens",
+                behave_imp_weight=tokens.behaviour_weights.float(),
+                behave_approx_kl=difference,
+            )
+        if config.use_decoupled_loss:
+            stats_tracker.stat("n_valid_tokens", rs_filtered_fraction=tokens.is_rejected.float())
+        for step in steps:
+            stats_tracker.scalar(
+                grad_norm=float(step.grad_norm),
+                update_successful=step.is_successful,
+                num_micro_batches=step.num_micro_batches,
+                n_computed_tokens=step.num_computed_tokens,
+            )
+        stats_tracker.scalar(lr=lr)
+
+
+def _record_groups(batch: Batch, advantages: Tensor) -> None:
+    """Per prompt group, under the row that starts it; sizes count logical rollouts."""
+    mask, groups = batch.loss_mask, batch.to_tokens(batch.groups)
+    num_groups = batch.meta.n_trajs
+    sizes = torch.tensor([float(group.num_rollouts) for group in batch.meta.rollout_groups])
+    weights = torch.zeros(num_groups).index_add_(0, groups, mask.float())
+    strengths = torch.zeros(num_groups, dtype=torch.float64)
+    strengths.index_add_(0, groups, torch.where(mask, advantages, 0.0).abs())
+    stats_tracker.denominator(n_groups=torch.ones(num_groups, dtype=torch.bool))
+    stats_tracker.stat(
+        "n_groups",
+        usable_group_size=sizes,
+        group_loss_weight=weights,
+        zero_advantage_groups=(strengths == 0.0).float(),
+    )
+    for size in sorted({int(size) for size in sizes.tolist()}):
+        denominator = f"n_groups_size_{size}"
+        stats_tracker.denominator(**{denominator: sizes == size})
+        stats_tracker.stat(denominator, **{f"group_loss_weight_size_{size}": weights})
+
+
+def _prompt_lengths(batch: Batch) -> Tensor:
+    """[R] index of the first trained token: tool turns later in the row do not count."""
+    places = torch.arange(batch.num_tokens)
+    starts = torch.tensor(batch.starts)
+    first = torch.tensor(batch.lengths) + starts
+    rows = batch.rows[batch.loss_mask]
+    first = first.scatter_reduce(0, rows, places[batch.loss_mask], "amin")
+    return (first - starts).float()
