@@ -322,8 +322,10 @@ class RolloutEngine:
             return copy.copy(self._counts[is_eval])
 
     def export_stats(self) -> dict[str, float]:
-        """Metrics of training and of evaluation since the last call."""
-        return stats_tracker.get("rollout").export() | stats_tracker.get("eval-rollout").export()
+        """Metrics since the last call, of training and of evaluation where there was any."""
+        scopes = {False: "rollout", True: "eval-rollout"}
+        used = [scope for is_eval, scope in scopes.items() if self._counts[is_eval].submitted]
+        return {key: v for scope in used for key, v in stats_tracker.get(scope).export().items()}
 
     def state_dict(self) -> JsonObject:
         """The data that were drawn from the dataloader and not yet handed over, oldest first."""

@@ -64,6 +64,7 @@ class Lane:
         counts: of all lanes of the same kind; kept true by every method here.
         keeps_all: also what was not accepted is handed over (``rollout_batch``).
 
+    ``accepted`` is the count of the staleness formula, ``counts.accepted`` that of this process.
     ``ended`` counts every verdict since the last ``take``, what was left over included;
     ``fruitless``, ``reasons`` and ``last_error`` speak of those since the last acceptance.
     """
@@ -88,6 +89,7 @@ class Lane:
 
     def start(self, version: int) -> list[Submission]:
         """Move what the limits allow from waiting to running."""
+        self.accepted = max(self.accepted, self.limits.consumed(version))
         started = []
         while self.waiting and self.capacity(version) > 0:
             submission = self.waiting.popleft()

@@ -29,6 +29,7 @@ class LoopThread:
         self.cause: BaseException | None = None
         self._on_death = on_death
         self._is_closing = False
+        self._is_serving = True
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -42,9 +43,20 @@ class LoopThread:
         return threading.current_thread() is self._thread
 
     def post(self, function: Callable[[], None]) -> None:
-        """Run the function in the loop's thread soon; nothing happens once the loop has ended."""
+        """Run the function in the loop's thread soon; nothing happens once the loop has ended.
+
+        What it raises is a fault of ours and ends the thread.
+        """
+
+        def guarded() -> None:
+            try:
+                function()
+            except BaseException as error:  # the thread's edge: the next call raises it
+                self.cause = error
+                self._stop_serving()
+
         try:
-            self._loop.call_soon_threadsafe(function)
+            self._loop.call_soon_threadsafe(guarded)
         except RuntimeError:  # the loop closed between the caller's check and here
             logger.debug("dropped a call to the ended collector loop")
 
@@ -80,7 +92,7 @@ class LoopThread:
         if self.is_current:
             raise CollectorError("close() was called from a coroutine of the collector")
         self._is_closing = True
-        self.post(self._loop.stop)
+        self.post(self._stop_serving)
         self._thread.join(_JOIN_TIMEOUT_S)
         if self._thread.is_alive():
             logger.warning(
@@ -92,8 +104,9 @@ class LoopThread:
         asyncio.set_event_loop(self._loop)
         try:
             self._serve()
-        except BaseException as error:  # the thread's edge: the next call raises it
+        except BaseException as error:  # as above
             self.cause = error
+        self._is_serving = False
         try:
             self._cancel_tasks()
         finally:
@@ -102,11 +115,16 @@ class LoopThread:
                 self._on_death()
 
     def _serve(self) -> None:
-        while not self._is_closing:
+        while not self._is_closing and self.cause is None:
             try:
                 self._loop.run_forever()
             except SystemExit as error:
                 logger.warning("an agent's background task raised SystemExit(%s)", error.code)
+
+    def _stop_serving(self) -> None:
+        """Not while tasks are being cancelled: that needs the loop, and ends by itself."""
+        if self._is_serving:
+            self._loop.stop()
 
     def _cancel_tasks(self) -> None:
         tasks = asyncio.all_tasks(self._loop)

@@ -21,13 +21,18 @@ class Limits:
     def capacity(self, *, version: int, accepted: int, running: int) -> int:
         """Groups that may start now; negative where the limits are overdrawn.
 
-        ``accepted`` counts since version 0. A new process whose weights are at version 50 counts
-        from zero, but 50 batches were consumed before it: the count is at least version * batch
-        size (bound 2, batches of 8: room for 53 * 8 - 50 * 8 = 24 groups, not 424).
+        ``accepted`` counts since version 0, also what earlier processes accepted.
         """
         room = self.max_concurrent - running
         if self.max_staleness is None:
             return room
-        accepted = max(accepted, version * self.batch_size)
         allowed = (self.max_staleness + version + 1) * self.batch_size
         return min(room, allowed - (accepted + running))
+
+    def consumed(self, version: int) -> int:
+        """Groups that were accepted at least, if training has reached ``version``.
+
+        A new process that starts at version 50 has accepted nothing, but 50 batches went before:
+        counted from here, bound 2 and batches of 8 leave room for 53 * 8 - 50 * 8 = 24, not 424.
+        """
+        return version * self.batch_size
