@@ -186,14 +186,14 @@ def test_a_service_that_fails_or_hangs_stops_nothing(
     """Case B159: one raises at init, one at a log, one hangs at finish; jsonl has everything."""
     monkeypatch.setattr(sink_module, "_OPEN_RETRY_DELAYS_S", ())
     release = threading.Event()
-    run = FakeRun(bad_steps=(1,))
+    run, other_run = FakeRun(bad_steps=(1,)), FakeRun(bad_steps=(1,))
     fake_wandb(monkeypatch, run)
 
     def fail(**options: Any) -> None:
         raise ConnectionError("no route")
 
     monkeypatch.setitem(sys.modules, "swanlab", SimpleNamespace(init=fail))
-    hanging = SimpleNamespace(init=lambda **options: None, log=run.log, finish=release.wait)
+    hanging = SimpleNamespace(init=lambda **options: None, log=other_run.log, finish=release.wait)
     monkeypatch.setitem(sys.modules, "trackio", hanging)
     options = config(
         "wandb.mode=offline", "swanlab.mode=offline", "trackio.mode=local", "close_timeout_s=0.5"
@@ -202,7 +202,7 @@ def test_a_service_that_fails_or_hangs_stops_nothing(
         log_values(options, tmp_path)
     release.set()
     assert [record["a/b"] for record in read_metrics(tmp_path / "metrics.jsonl")] == VALUES
-    assert (0, {"a/b": 0.5}) in run.rows and (2, {"a/b": -2.0}) in run.rows
+    assert run.rows == other_run.rows == [(0, {"a/b": 0.5}), (2, {"a/b": -2.0})]
     texts = sorted(record.getMessage() for record in caplog.records)
     assert texts[0].startswith("metrics sink swanlab failed (ConnectionError: no route)")
     assert texts[1].startswith("metrics sink trackio did not finish")
@@ -227,10 +227,11 @@ def test_real_tensorboard_files_read_back(tmp_path: Path) -> None:
 
 
 def leveldb_records(data: bytes) -> Iterator[bytes]:
-    """The format of a .wandb file: 32 KiB blocks of [crc 4, length 2, type 1, bytes] chunks.
+    """The format of .wandb and .swanlab files.
 
-    Type 1 is a whole record; 2, 3, 4 are first, middle and last part of one. The file begins with
-    a header of 7 bytes, and fewer than 7 bytes at the end of a block are padding.
+    Blocks of 32 KiB hold chunks [crc 4 bytes, length 2, type 1, data]. Type 1 is a whole record;
+    2, 3, 4 are first, middle and last part of one. The file begins with a header of 7 bytes, and
+    fewer than 7 bytes at the end of a block are padding.
     """
     record, at = b"", 7
     while at + 7 <= len(data):
@@ -267,12 +268,20 @@ def test_real_wandb_offline_run_reads_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("default")
-def test_real_swanlab_offline_run_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("swanlab")
+def test_real_swanlab_offline_run_reads_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("swanlab", minversion="0.10")
+    from swanlab.proto.swanlab.record.v1.record_pb2 import Record
+
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     log_values(config("swanlab.mode=offline"), tmp_path)
     (path,) = (tmp_path / "swanlab").glob("run-*/*.swanlab")
-    assert b"a/b" in path.read_bytes()
+    records = [Record.FromString(data) for data in leveldb_records(path.read_bytes())]
+    scalars = [record.scalar for record in records if record.HasField("scalar")]
+    assert [(each.key, each.step, each.value.number) for each in scalars] == [
+        ("a/b", step, value) for step, value in enumerate(VALUES)
+    ]
 
 
 @pytest.mark.filterwarnings("default")
