@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agent_rl.record.identity import START, Chain, Key, answer_keys, text_of, tool_call_ids
 from agent_rl.record.interaction import InteractionWithTokenLogpReward
@@ -32,6 +32,21 @@ class History:
     fork_reason: str | None = None
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Reading:
+    """A request as far as it is read; the next one of its conversation starts here.
+
+    ``edited`` is the first assistant message, after the last recorded answer, that stands where
+    the record has another one.
+    """
+
+    chain: Chain
+    messages: list[JsonObject] = field(default_factory=list)
+    found: InteractionWithTokenLogpReward | None = None
+    num_known: int = 0
+    edited: int | None = None
+
+
 class HistoryIndex:
     def __init__(self) -> None:
         self._by_request: dict[Key, list[InteractionWithTokenLogpReward]] = {}
@@ -41,27 +56,45 @@ class HistoryIndex:
         self._used: set[str] = set()  # interactions whose answer a later request replayed
         self._openings: dict[str, Key] = {}  # interaction -> its first message
         self._recent: deque[tuple[Key, str]] = deque(maxlen=8)  # first message, text of answer
+        self._readings: deque[_Reading] = deque(maxlen=16)
 
     def find(self, messages: Sequence[JsonObject]) -> History:
-        """One pass over the messages."""
-        chain = Chain(self._issued)
-        found: InteractionWithTokenLogpReward | None = None
-        num_known = 0
-        edited: int | None = None
-        for index, message in enumerate(messages):
-            before = chain.key
-            key = chain.add(message)
-            if message.get("role") == "assistant":
-                answered = self._by_answer.get(key)
-                if answered is not None:
-                    found, num_known, edited = answered, index + 1, None
-                elif edited is None and before in self._by_request:
-                    edited = index
-        if edited is not None:
-            reason: str | None = f"history edited: messages[{edited}] is not the recorded answer"
+        """Reads the messages behind the longest request that these begin with."""
+        reading = self._begin(messages)
+        for index in range(len(reading.messages), len(messages)):
+            self._read(reading, index, messages[index])
+        self._readings.append(reading)
+        if reading.edited is not None:
+            reason: str | None = (
+                f"history edited: messages[{reading.edited}] is not the recorded answer"
+            )
         else:
-            reason = self._why_cut(messages, num_known)
-        return History(key=chain.key, interaction=found, num_messages=num_known, fork_reason=reason)
+            reason = self._why_cut(messages, reading.num_known)
+        return History(
+            key=reading.chain.key,
+            interaction=reading.found,
+            num_messages=reading.num_known,
+            fork_reason=reason,
+        )
+
+    def _begin(self, messages: Sequence[JsonObject]) -> _Reading:
+        """Go on from the newest request that begins these messages; equality runs at C speed."""
+        for reading in reversed(self._readings):
+            if messages[: len(reading.messages)] == reading.messages:
+                self._readings.remove(reading)
+                return reading
+        return _Reading(chain=Chain(self._issued))
+
+    def _read(self, reading: _Reading, index: int, message: JsonObject) -> None:
+        before = reading.chain.key
+        key = reading.chain.add(message)
+        reading.messages.append(message)
+        if message.get("role") == "assistant":
+            answered = self._by_answer.get(key)
+            if answered is not None:
+                reading.found, reading.num_known, reading.edited = answered, index + 1, None
+            elif reading.edited is None and before in self._by_request:
+                reading.edited = index
 
     def add(self, interaction: InteractionWithTokenLogpReward) -> None:
         """Only the answer is looked at if the interaction was planned."""

@@ -116,7 +116,7 @@ def plan_prompt(request: Request, history: History, fmt: ChatFormat) -> PromptPl
             prompt, obstacle = _bridged(request, history.num_messages, found, fmt)
     if prompt is None:
         prompt = _rendered(request, found, fmt)
-    parent, num_shared, difference = _nearest(prompt.ids, found)
+    parent, num_shared, difference = _nearest(prompt, found)
     if parent is found:
         obstacle = None
     return PromptPlan(
@@ -133,8 +133,11 @@ def plan_prompt(request: Request, history: History, fmt: ChatFormat) -> PromptPl
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
+    """``extends_found``: the found interaction's ids begin it by construction."""
+
     ids: tuple[int, ...]
     text: str | None = None
+    extends_found: bool = False
 
 
 def _changed_rendering(request: Request, found: InteractionWithTokenLogpReward) -> str | None:
@@ -165,7 +168,7 @@ def _bridged(
             history=request.messages[:num_known],
         )
         if isinstance(suffix, tuple):
-            return _Prompt(ids[:end] + suffix), refusal
+            return _Prompt(ids[:end] + suffix, extends_found=end == len(ids)), refusal
         refusal = refusal or f"no bridge: {suffix.reason}"
     return None, refusal
 
@@ -189,7 +192,8 @@ def _rendered(
     if found is not None:
         known = found.path.text(fmt.decode)
         if text.startswith(known):
-            return _Prompt(found.path.whole() + _encoded(text[len(known) :], fmt), text)
+            ids = found.path.whole() + _encoded(text[len(known) :], fmt)
+            return _Prompt(ids, text, extends_found=True)
     return _Prompt(_encoded(text, fmt), text)
 
 
@@ -198,7 +202,7 @@ def _encoded(text: str, fmt: ChatFormat) -> tuple[int, ...]:
 
 
 def _nearest(
-    ids: tuple[int, ...], found: InteractionWithTokenLogpReward | None
+    prompt: _Prompt, found: InteractionWithTokenLogpReward | None
 ) -> tuple[InteractionWithTokenLogpReward | None, int, str | None]:
     """The first of ``found`` and its forebears whose ids begin the prompt.
 
@@ -207,6 +211,9 @@ def _nearest(
     """
     if found is None:
         return None, 0, None
+    if prompt.extends_found:
+        return found, len(found.path), None
+    ids = prompt.ids
     num_shared = shared = shared_length(ids, found.path.whole())
     if shared == len(found.path):
         return found, shared, None
@@ -214,7 +221,7 @@ def _nearest(
         f"tokens differ: at index {shared} of the {len(found.path)} tokens of "
         f"{found.interaction_id}"
     )
-    node = found
+    node: InteractionWithTokenLogpReward = found
     while shared < len(node.path):
         base = node.base
         if base is None:
