@@ -2,12 +2,18 @@
 
 Tensors are packed: ``[T]`` over the tokens of all rows, ``[R]`` over rows. Only trained tokens are
 steps: what stands off the mask (tool output, padding, a critic's value there) influences nothing.
+
+These methods are settings of normalization.py (mean_level, std_level of the reward; adv_norm):
+GRPO group, group; Dr.GRPO group, null; RLOO group leave-one-out, null; REINFORCE null, null;
+REINFORCE++ reward_norm null with adv_norm batch; its baseline variant group, null with adv_norm.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from agent_rl.train.loss import KLEstimator, kl_estimate, log_ratio
 
 
 def rewards_at_end(rewards: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
@@ -67,3 +73,36 @@ def generalized_advantage(
         next_value = torch.where(is_step[:, t], value[:, t], next_value)
     result[places] = advantages[owners, steps]
     return result
+
+
+def length_weighted_baseline(rewards: Tensor, lengths: Tensor, groups: Tensor) -> Tensor:
+    """OPO: r - sum(length r) / sum(length) over the group, [R] (arxiv.org/abs/2505.23585).
+
+    Rewards 1 0 with 3 and 1 trained tokens: baseline 0.75 -> 0.25, -0.75.
+    """
+    num_groups = int(groups.max()) + 1
+    sums = torch.zeros(2, num_groups, dtype=torch.float64, device=rewards.device)
+    sums[0].index_add_(0, groups, rewards.double() * lengths)
+    sums[1].index_add_(0, groups, lengths.double())
+    return rewards - (sums[0] / sums[1].clamp(min=1.0))[groups]
+
+
+def greedy_baseline(rewards: Tensor, greedy_rewards: Tensor, groups: Tensor) -> Tensor:
+    """ReMax: r - reward of the greedy completion of the same prompt (arxiv.org/abs/2310.10505)."""
+    return rewards - greedy_rewards[groups]
+
+
+def distillation_advantage(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
+    """On-policy distillation: teacher - student log-prob of each sampled token, 0 off the mask.
+
+    Teacher -1, student -1.5 -> 0.5. Weighted sums with a reward's advantage are plain sums:
+    0.5 + 1 = 1.5 with a reward of 1 and both weights 1.
+    """
+    return log_ratio(teacher, student, mask)
+
+
+def kl_rewards(
+    kind: KLEstimator, old: Tensor, reference: Tensor, mask: Tensor, *, coefficient: float
+) -> Tensor:
+    """-coefficient KL(old || reference) as a reward of each token, the estimate within +-10."""
+    return -coefficient * kl_estimate(kind, old, reference, mask).clamp(-10.0, 10.0)

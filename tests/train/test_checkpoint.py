@@ -1,0 +1,131 @@
+"""Checkpoints: whole or absent, and nothing in them is ever run."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from agent_rl import small_model
+from agent_rl.errors import CheckpointError, ModelLoadError
+from agent_rl.train.checkpoint import (
+    load_hf_checkpoint,
+    load_state,
+    save_hf_checkpoint,
+    save_state,
+)
+
+
+def model(seed: int = 0) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=32,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config)
+
+
+def test_state_round_trip(tmp_path: Path) -> None:
+    """Case B155: our own state, RNG and counters included, is read with weights_only."""
+    state = {
+        "weights": {"a": torch.arange(3.0)},
+        "rng": torch.get_rng_state(),
+        "step": 7,
+        "names": ["x", None, True, 0.5],
+    }
+    loaded = load_state(save_state(state, tmp_path / "new" / "state.pt"))
+    assert torch.equal(loaded["weights"]["a"], torch.arange(3.0))
+    assert torch.equal(loaded["rng"], state["rng"])
+    assert (loaded["step"], loaded["names"]) == (7, ["x", None, True, 0.5])
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["state.pt"]
+
+
+class Malicious:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (os.system, (f"touch {self.marker}",))
+
+
+def test_malicious_file_is_refused(tmp_path: Path) -> None:
+    """Case B155: the pickle is not run, and the failure is an error, not a fresh start."""
+    path, marker = tmp_path / "state.pt", tmp_path / "marker"
+    torch.save({"step": Malicious(marker)}, path)
+    with pytest.raises(CheckpointError, match=r"state\.pt"):
+        load_state(path)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 half a zip"])
+def test_damaged_file_is_an_error(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "state.pt"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError):
+        load_state(path)
+
+
+def test_missing_and_foreign_files(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError):
+        load_state(tmp_path / "none.pt")
+    torch.save([1, 2], tmp_path / "list.pt")
+    with pytest.raises(CheckpointError, match="list, not a dict"):
+        load_state(tmp_path / "list.pt")
+
+
+def test_a_state_that_could_not_be_read_is_not_written(tmp_path: Path) -> None:
+    path = save_state({"step": 1}, tmp_path / "state.pt")
+    with pytest.raises(CheckpointError):
+        save_state({"step": Path("x")}, path)
+    assert load_state(path) == {"step": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["state.pt"]
+
+
+def test_hf_folder_keeps_tokenizer_and_template(tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(small_model())
+    original = model()
+    save_hf_checkpoint(original, tokenizer, tmp_path / "out")
+    loaded, loaded_tokenizer = load_hf_checkpoint(tmp_path / "out")
+    for a, b in zip(original.parameters(), loaded.parameters(), strict=True):
+        assert torch.equal(a, b)
+    messages = [{"role": "user", "content": "hi"}]
+    assert loaded_tokenizer.chat_template == tokenizer.chat_template
+    assert loaded_tokenizer.apply_chat_template(messages) == tokenizer.apply_chat_template(messages)
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_second_save_replaces_the_first(tmp_path: Path) -> None:
+    folder = save_hf_checkpoint(model(0), None, tmp_path / "out")
+    (folder / "stale.txt").write_text("from the first save")
+    save_hf_checkpoint(model(1), None, folder)
+    assert not (folder / "stale.txt").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert json.loads((folder / "config.json").read_text())["hidden_size"] == 8
+
+
+def test_failed_save_keeps_the_old_folder(tmp_path: Path) -> None:
+    folder = save_hf_checkpoint(model(), None, tmp_path / "out")
+
+    class Failing:
+        def save_pretrained(self, folder: Path) -> None:
+            (folder / "half.safetensors").write_text("half")
+            raise OSError("disk full")
+
+    with pytest.raises(CheckpointError, match="disk full"):
+        save_hf_checkpoint(Failing(), None, folder)
+    assert (folder / "model.safetensors").is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_load_names_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="nowhere"):
+        load_hf_checkpoint(tmp_path / "nowhere")
