@@ -11,6 +11,7 @@ import torch
 
 from agent_rl.engine.scripted import ScriptedEngine
 from agent_rl.record.interaction import InteractionWithTokenLogpReward
+from agent_rl.rollout.lane import Submission
 from agent_rl.rollout.workflow import RolloutWorkflow
 from agent_rl.stats import tracker as stats_tracker
 from agent_rl.types import ModelResponse
@@ -76,6 +77,21 @@ def rows() -> Callable[..., dict[str, Any]]:
 @pytest.fixture
 def interaction() -> Callable[..., InteractionWithTokenLogpReward]:
     return make_interaction
+
+
+@pytest.fixture
+def submission() -> Callable[[int], Submission]:
+    def make(number: int) -> Submission:
+        return Submission(
+            number=number,
+            task_id=str(number),
+            data={"i": number},
+            workflow=Replay([]),
+            should_accept=None,
+            is_eval=False,
+        )
+
+    return make
 
 
 @pytest.fixture
