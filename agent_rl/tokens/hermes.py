@@ -4,7 +4,7 @@ Tool schemas go into the system message, calls into the assistant's text, result
 
     system     ... <tools>{"type": "function", ...}</tools> ...
     assistant  <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>
-    user       <tool_response>1</tool_response>
+    user       <result>1</result>
 
 Consecutive tool results share one user turn. Without tools in the request results keep their own
 role. Input and output are normal messages; arguments are written exactly as the caller sent them.
@@ -77,4 +77,6 @@ def _without_calls(message: JsonObject) -> JsonObject:
 
 
 def _response(message: JsonObject) -> str:
-    return f"<tool_response>\n{message['content']}\n</tool_response>"
+    # Not <tool_response>: models that were never shown tools then begin their own turn with that
+    # tag. SmolLM2, two worked examples: 1 group in 12 with any reward variance, against 11 in 12.
+    return f"<result>\n{message['content']}\n</result>"
