@@ -1,0 +1,1 @@
+"""Frameworks that people already use, each in one small file over public names of agent_rl."""
