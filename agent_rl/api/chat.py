@@ -90,7 +90,7 @@ def read_chat_request(session: Session, body: JsonObject) -> ChatRequest:
         labels=read_labels(fields),
     )
     is_streamed = fields.boolean("stream")
-    has_usage_chunk = _stream_options(fields, is_streamed=is_streamed)
+    has_usage_chunk = read_stream_options(fields, is_streamed=is_streamed)
     _refuse_other_products(fields)
     fields.finish()
     refuse_unsupported(
@@ -153,7 +153,7 @@ def _template_kwargs(fields: Fields, session: Session) -> dict[str, Any]:
     return kwargs | effort_kwargs(fields, "reasoning_effort", session)
 
 
-def _stream_options(fields: Fields, *, is_streamed: bool) -> bool:
+def read_stream_options(fields: Fields, *, is_streamed: bool) -> bool:
     options = fields.mapping("stream_options")
     if options is None:
         return False

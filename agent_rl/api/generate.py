@@ -19,10 +19,12 @@ from agent_rl.api.turn import Turn
 from agent_rl.engine.base import token_budget
 from agent_rl.errors import ContextLengthError, EpisodeError, boundary
 from agent_rl.record.plan import PromptPlan
+from agent_rl.tokens.family import FamilyReader
 from agent_rl.tokens.parse import MessageReader, ParsedMessage
 from agent_rl.tokens.tool_formats import ParsedToolCall
 from agent_rl.types import JsonObject, ModelRequest, ModelResponse
 
+Reader: TypeAlias = MessageReader | FamilyReader
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
 T = TypeVar("T")
 
@@ -86,24 +88,27 @@ def model_request(
     )
 
 
-async def generate(session: Session, turn: Turn, plan: PromptPlan, call_id: str) -> list[Choice]:
+async def generate(
+    session: Session, turn: Turn, plan: PromptPlan, call_id: str, *, first_index: int = 0
+) -> list[Choice]:
     """``turn.n`` choices, sampled concurrently. If one fails, the others are cancelled."""
-    requests = [model_request(turn, plan.input_ids, call_id, index) for index in range(turn.n)]
+    indices = range(first_index, first_index + turn.n)
+    requests = [model_request(turn, plan.input_ids, call_id, index) for index in indices]
     if len(requests) == 1:
-        responses = [await ask(session, requests[0])]
+        responses = [await _ask(session, requests[0])]
     else:
-        responses = await _together([ask(session, request) for request in requests])
+        responses = await together([_ask(session, request) for request in requests])
     choices = []
-    for index, response in enumerate(responses):
+    for request, response in zip(requests, responses, strict=True):
         reader = new_reader(session, turn, plan)
         reader.feed(response.output_tokens)
         reader.finish(response.stop_reason)
         calls = [tool_call(call) for call in reader.message.tool_calls]
-        choices.append(finish_choice(session, plan, requests[index].rid, response, reader, calls))
+        choices.append(finish_choice(session, plan, request.rid, response, reader, calls))
     return choices
 
 
-async def ask(session: Session, request: ModelRequest) -> ModelResponse:
+async def _ask(session: Session, request: ModelRequest) -> ModelResponse:
     """What the engine raises becomes an error of the engine's boundary."""
     with boundary("engine"):
         response = await session.engine.agenerate(request)
@@ -120,7 +125,7 @@ def checked(response: ModelResponse, rid: str) -> ModelResponse:
     return response
 
 
-async def _together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+async def together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """Like ``asyncio.gather``, but the first failure cancels the rest and is raised bare."""
     try:
         async with asyncio.TaskGroup() as group:
@@ -130,7 +135,10 @@ async def _together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     return [task.result() for task in tasks]
 
 
-def new_reader(session: Session, turn: Turn, plan: PromptPlan) -> MessageReader:
+def new_reader(session: Session, turn: Turn, plan: PromptPlan) -> Reader:
+    if turn.is_raw:
+        fmt = session.format
+        return MessageReader(fmt.vocabulary, end_ids=fmt.stop_token_ids, stop=turn.gconfig.stop)
     return session.format.decoder(
         tools=turn.tools if turn.can_call_tools else None,
         stop=turn.gconfig.stop,
@@ -152,7 +160,7 @@ def finish_choice(
     plan: PromptPlan,
     interaction_id: str,
     response: ModelResponse,
-    reader: MessageReader,
+    reader: Reader,
     calls: list[JsonObject],
 ) -> Choice:
     """Text and tool calls are a view of the sampled ids; a cut answer is "length", whatever it
@@ -186,6 +194,7 @@ def _count_reasoning(
     def num_shown(count: int) -> int:
         reader = session.format.decoder(prompt_ids=plan.input_ids)
         reader.feed(ids[:count])
+        reader.finish("length")
         return len(reader.message.reasoning_content or "")
 
     return bisect_left(range(len(ids)), size, key=num_shown)

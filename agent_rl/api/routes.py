@@ -13,8 +13,16 @@ from typing import TypeAlias
 
 from agent_rl.api.chat import chat_completions, read_chat_request
 from agent_rl.api.chat_stream import chat_chunks
-from agent_rl.api.events import EventStream, chat_event
+from agent_rl.api.completions import (
+    read_completion_request,
+    text_chunks,
+    text_completions,
+)
+from agent_rl.api.events import EventStream, chat_event, response_event
 from agent_rl.api.failure import failure_of
+from agent_rl.api.models import list_models, model_object
+from agent_rl.api.response_stream import response_events
+from agent_rl.api.responses import create_response, read_response_request, stored_response
 from agent_rl.api.session import Session
 from agent_rl.errors import AgentRLError, NotSupportedError, RequestError
 from agent_rl.types import JsonObject
@@ -48,33 +56,70 @@ async def answer(
 ) -> Reply:
     """``path`` without the version prefix: ``chat/completions``. A retry is no new call."""
     try:
-        endpoint = _ENDPOINTS.get((method, path))
-        if endpoint is None:
-            raise NotSupportedError(
-                f"{method} /{path} is not served here; give the client passthrough=AsyncOpenAI(...)"
-                " to forward it",
-                code="unknown_endpoint",
-            )
+        if method == "GET":
+            return _look_up(session, path)
+        generate = _GENERATORS.get(path) if method == "POST" else None
+        if generate is None:
+            raise _unknown(method, path)
         if not is_retry:
             session.count_call()
-        return await endpoint(session, _parse(content))
+        return await generate(session, _parse(content))
     except AgentRLError as error:
         failure = failure_of(error)
         return Reply(status=failure.status, body=failure.body, is_final=failure.is_final)
 
 
 def has_endpoint(method: str, path: str) -> bool:
-    return (method, path) in _ENDPOINTS
+    if method == "GET":
+        return path.partition("/")[0] in ("models", "responses")
+    return method == "POST" and path in _GENERATORS
+
+
+def _look_up(session: Session, path: str) -> Reply:
+    kind, _, name = path.partition("/")
+    if kind == "models":
+        return Reply(body=model_object(name) if name else list_models(session))
+    if kind == "responses" and name and "/" not in name:
+        return Reply(body=stored_response(session, name), request_id=name)
+    raise _unknown("GET", path)
+
+
+def _unknown(method: str, path: str) -> NotSupportedError:
+    return NotSupportedError(
+        f"{method} /{path} is not served here; give the client passthrough=AsyncOpenAI(...) to "
+        "forward it",
+        code="unknown_endpoint",
+    )
 
 
 async def _chat(session: Session, body: JsonObject) -> Reply:
     request = read_chat_request(session, body)
     if request.is_streamed:
-        events = EventStream(chat_chunks(session, request), chat_event, end=b"data: [DONE]\n\n")
-        first = await events.start()
-        return Reply(events=events, request_id=first["id"])
-    completion = await chat_completions(session, request.turn)
-    return Reply(body=completion, request_id=completion["id"])
+        return await _streamed(EventStream(chat_chunks(session, request), chat_event, end=_DONE))
+    return _whole(await chat_completions(session, request.turn))
+
+
+async def _response(session: Session, body: JsonObject) -> Reply:
+    request = read_response_request(session, body)
+    if request.is_streamed:
+        return await _streamed(EventStream(response_events(session, request), response_event))
+    return _whole(await create_response(session, request))
+
+
+async def _text(session: Session, body: JsonObject) -> Reply:
+    request = read_completion_request(session, body)
+    if request.is_streamed:
+        return await _streamed(EventStream(text_chunks(session, request), chat_event, end=_DONE))
+    return _whole(await text_completions(session, request))
+
+
+def _whole(body: JsonObject) -> Reply:
+    return Reply(body=body, request_id=body["id"])
+
+
+async def _streamed(events: EventStream) -> Reply:
+    first = await events.start()
+    return Reply(events=events, request_id=first.get("response", first)["id"])
 
 
 def _parse(content: bytes) -> JsonObject:
@@ -87,7 +132,10 @@ def _parse(content: bytes) -> JsonObject:
     return body
 
 
-Endpoint: TypeAlias = Callable[[Session, JsonObject], Awaitable[Reply]]
-_ENDPOINTS: dict[tuple[str, str], Endpoint] = {
-    ("POST", "chat/completions"): _chat,
+_DONE = b"data: [DONE]\n\n"
+Generator: TypeAlias = Callable[[Session, JsonObject], Awaitable[Reply]]
+_GENERATORS: dict[str, Generator] = {
+    "chat/completions": _chat,
+    "completions": _text,
+    "responses": _response,
 }

@@ -23,8 +23,9 @@ _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """``messages`` is what the record keeps. ``prompt_ids`` is set for a prompt without messages.
+    """``messages`` is what the record keeps.
 
+    ``is_raw``: no template made the prompt, so nothing but text is read from the answer.
     ``labels`` (metadata, user, ...) are kept on the interaction and change nothing.
     """
 
@@ -38,7 +39,7 @@ class Turn:
     has_token_ids: bool = False
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     image_data: tuple[str, ...] = ()
-    prompt_ids: tuple[int, ...] | None = None
+    is_raw: bool = False
     store: bool = True
     labels: Mapping[str, Any] = field(default_factory=dict)
 

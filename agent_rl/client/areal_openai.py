@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from openai import AsyncOpenAI, OpenAI
 
 from agent_rl.api.session import Sampling, Session
-from agent_rl.client.resources import DirectChat
+from agent_rl.client.resources import DirectChat, DirectResponses
 from agent_rl.client.sync import SyncInProcessClient
 from agent_rl.client.transport import BASE_URL, InProcessClient
 from agent_rl.engine.base import InferenceEngine
@@ -95,6 +95,10 @@ class ArealOpenAI(AsyncOpenAI):
     @cached_property
     def chat(self) -> DirectChat:
         return DirectChat(self)
+
+    @cached_property
+    def responses(self) -> DirectResponses:
+        return DirectResponses(self)
 
     @cached_property
     def sync(self) -> OpenAI:

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from openai import AsyncStream, NotGiven, Omit
 from openai.resources.chat import AsyncChat, AsyncCompletions
+from openai.resources.responses import AsyncResponses
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
 
 _OPTIONS = {
     "extra_headers": "headers",
@@ -70,3 +72,10 @@ class DirectChat(AsyncChat):
     @cached_property
     def completions(self) -> DirectChatCompletions:
         return DirectChatCompletions(self._client)
+
+
+class DirectResponses(AsyncResponses):
+    if not TYPE_CHECKING:
+        create = direct_create(
+            AsyncResponses.create, "/responses", Response, AsyncStream[ResponseStreamEvent]
+        )

@@ -1,0 +1,150 @@
+"""POST /responses with stream=true: events in the official order.
+
+    response.created, response.in_progress,
+    for each item: output_item.added, (content_part.added,) deltas, ...done, output_item.done,
+    response.completed (or response.incomplete), which leaves after the record is written.
+
+Items follow one another: reasoning, text, then the function calls, as in the whole response.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+
+from agent_rl.api.generate import Choice, new_id, plan_prompt, record
+from agent_rl.api.items import call_item, message_item, reasoning_item, text_part
+from agent_rl.api.logprobs import entries
+from agent_rl.api.responses import ResponseRequest, response_object, text_logprobs
+from agent_rl.api.session import Session
+from agent_rl.api.stream import ChoiceDelta, stream_choices
+from agent_rl.types import JsonObject
+
+
+async def response_events(
+    session: Session, request: ResponseRequest
+) -> AsyncGenerator[JsonObject, None]:
+    turn = request.turn
+    plan = plan_prompt(session, turn)
+    response_id = new_id("resp_")
+    created_at = time.time()
+    writer = _EventWriter(session, request)
+    choice: Choice | None = None
+    started = response_object(request, response_id, created_at, plan)
+    async with aclosing(stream_choices(session, turn, plan, response_id)) as pieces:
+        async for piece in pieces:
+            if writer.count == 0:
+                yield writer.event("response.created", response=started)
+                yield writer.event("response.in_progress", response=started)
+            if isinstance(piece, ChoiceDelta):
+                for event in writer.write(piece):
+                    yield event
+            else:
+                (choice,) = piece
+    assert choice is not None, "a stream ends with its choices"
+    for event in writer.write_last(choice):
+        yield event
+    response = response_object(request, response_id, created_at, plan, choice, writer.output)
+    record(session, turn, plan, [choice], response=response)
+    yield writer.event(f"response.{response['status']}", response=response)
+
+
+class _EventWriter:
+    """Events of one response. ``output`` holds the items that are done; one may be open."""
+
+    def __init__(self, session: Session, request: ResponseRequest) -> None:
+        self.count = 0
+        self.output: list[JsonObject] = []
+        self._session = session
+        self._turn = request.turn
+        self._open: JsonObject | None = None
+        self._text = ""
+        self._calls: list[JsonObject] = []
+
+    def event(self, kind: str, /, **fields: object) -> JsonObject:
+        event: JsonObject = {"type": kind, "sequence_number": self.count, **fields}
+        self.count += 1
+        return event
+
+    def write(self, delta: ChoiceDelta) -> Iterator[JsonObject]:
+        if delta.reasoning_content:
+            if self._open is None:
+                yield from self._begin(reasoning_item(None, "in_progress"))
+            self._text += delta.reasoning_content
+            yield self._item_event("reasoning_text.delta", delta=delta.reasoning_content)
+        if delta.content:
+            yield from self._begin_text()
+            self._text += delta.content
+            logprobs = []
+            if self._turn.has_logprobs and delta.tokens is not None:
+                tokens = delta.tokens
+                logprobs = entries(self._session.format, tokens.token_ids, tokens.logprobs)
+            yield self._item_event("output_text.delta", delta=delta.content, logprobs=logprobs)
+        self._calls += delta.tool_calls
+
+    def write_last(self, choice: Choice) -> Iterator[JsonObject]:
+        status = "incomplete" if choice.finish_reason == "length" else "completed"
+        is_text_open = self._open is not None and self._open["type"] == "message"
+        if not is_text_open and not self._calls and not choice.message["content"]:
+            yield from self._begin_text()  # an empty answer is an empty message
+        if self._open is not None and self._open["type"] == "message":
+            logprobs = text_logprobs(self._session, self._turn, choice)
+            yield from self._end_text(status, logprobs)
+        yield from self._end_reasoning()
+        for call in self._calls:
+            yield from self._call(call)
+
+    def _begin(self, item: JsonObject) -> Iterator[JsonObject]:
+        self._open, self._text = item, ""
+        yield self.event("response.output_item.added", output_index=len(self.output), item=item)
+
+    def _begin_text(self) -> Iterator[JsonObject]:
+        if self._open is not None and self._open["type"] == "message":
+            return
+        yield from self._end_reasoning()
+        yield from self._begin(message_item([], "in_progress"))
+        yield self._item_event("content_part.added", part=text_part("", []))
+
+    def _end_text(self, status: str, logprobs: list[JsonObject]) -> Iterator[JsonObject]:
+        part = text_part(self._text, logprobs)
+        yield self._item_event("output_text.done", text=self._text, logprobs=logprobs)
+        yield self._item_event("content_part.done", part=part)
+        yield from self._end({"status": status, "content": [part]})
+
+    def _end_reasoning(self) -> Iterator[JsonObject]:
+        if self._open is not None and self._open["type"] == "reasoning":
+            yield self._item_event("reasoning_text.done", text=self._text)
+            content = [{"type": "reasoning_text", "text": self._text}]
+            yield from self._end({"status": "completed", "content": content})
+
+    def _call(self, call: JsonObject) -> Iterator[JsonObject]:
+        done = call_item(call, "completed")
+        yield from self._begin({**done, "status": "in_progress", "arguments": ""})
+        arguments = done["arguments"]
+        index = {"item_id": done["id"], "output_index": len(self.output)}
+        yield self.event("response.function_call_arguments.delta", delta=arguments, **index)
+        yield self.event(
+            "response.function_call_arguments.done",
+            arguments=arguments,
+            name=done["name"],
+            **index,
+        )
+        yield from self._end({"status": "completed", "arguments": arguments})
+
+    def _end(self, changes: JsonObject) -> Iterator[JsonObject]:
+        assert self._open is not None, "only an open item can end"
+        item = {**self._open, **changes}
+        yield self.event("response.output_item.done", output_index=len(self.output), item=item)
+        self.output.append(item)
+        self._open = None
+
+    def _item_event(self, kind: str, /, **fields: object) -> JsonObject:
+        assert self._open is not None, "deltas belong to an open item"
+        return self.event(
+            f"response.{kind}",
+            item_id=self._open["id"],
+            output_index=len(self.output),
+            content_index=0,
+            **fields,
+        )

@@ -1,0 +1,243 @@
+"""POST /responses: items in, items out, over the same turns as chat completions.
+
+The state that ``previous_response_id`` names is the record itself: the messages of an interaction
+and its answer. Nothing else is kept between calls.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agent_rl.api.chat import read_parallel
+from agent_rl.api.fields import Fields
+from agent_rl.api.generate import Choice, generate, new_id, plan_prompt, record
+from agent_rl.api.grammar import answer_grammar, refuse_two_grammars, tool_grammar
+from agent_rl.api.items import messages_of, output_items, tools_of
+from agent_rl.api.logprobs import response_entries
+from agent_rl.api.sampling import read_sampling, refuse_unsupported
+from agent_rl.api.session import Session
+from agent_rl.api.turn import Turn, check_messages, effort_kwargs, read_labels
+from agent_rl.errors import NotSupportedError, RequestError
+from agent_rl.record.plan import PromptPlan
+from agent_rl.types import JsonObject
+
+_LOGPROBS = "message.output_text.logprobs"
+# Reasoning items carry their text, so a replay needs no encrypted copy of it.
+_INCLUDES = (_LOGPROBS, "reasoning.encrypted_content")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseRequest:
+    """``echo``: fields of the request that the Response object repeats."""
+
+    turn: Turn
+    is_streamed: bool
+    echo: JsonObject
+
+
+async def create_response(session: Session, request: ResponseRequest) -> JsonObject:
+    plan = plan_prompt(session, request.turn)
+    response_id = new_id("resp_")
+    created_at = time.time()
+    (choice,) = await generate(session, request.turn, plan, response_id)
+    output = output_items(choice, logprobs=text_logprobs(session, request.turn, choice))
+    response = response_object(request, response_id, created_at, plan, choice, output)
+    record(session, request.turn, plan, [choice], response=response)
+    return response
+
+
+def read_response_request(session: Session, body: JsonObject) -> ResponseRequest:
+    """Raises RequestError naming the first field that is wrong or cannot be honoured."""
+    fields = Fields(body)
+    previous = fields.string("previous_response_id")
+    messages = _messages(fields, session, previous)
+    images = check_messages(messages, session.engine)
+    tools = tools_of(fields.array("tools") or ()) or None
+    is_parallel = read_parallel(fields)
+    choice, calls = tool_grammar(fields.raw("tool_choice"), tools, is_parallel=is_parallel)
+    has_logprobs, top_logprobs = _logprobs(fields)
+    answer, text = _text(fields)
+    gconfig = read_sampling(
+        fields, session, max_new_tokens=fields.integer("max_output_tokens", low=1)
+    )
+    gconfig = replace(
+        gconfig,
+        top_logprobs=top_logprobs,
+        grammar=refuse_two_grammars(fields, answer, calls) or gconfig.grammar,
+    )
+    reasoning, effort = _reasoning(fields, session)
+    kwargs = {**(fields.mapping("chat_template_kwargs") or {}), **effort}
+    turn = Turn(
+        model=fields.string("model") or session.model,
+        messages=messages,
+        gconfig=gconfig,
+        tools=tools,
+        can_call_tools=choice != "none",
+        has_logprobs=has_logprobs,
+        chat_template_kwargs=kwargs,
+        image_data=images,
+        store=fields.raw("store") is not False,
+        labels=read_labels(fields),
+    )
+    is_streamed = fields.boolean("stream")
+    echo = {
+        "instructions": fields.raw("instructions"),
+        "max_output_tokens": fields.raw("max_output_tokens"),
+        "metadata": fields.raw("metadata") or {},
+        "parallel_tool_calls": is_parallel,
+        "previous_response_id": previous,
+        "reasoning": {"effort": None, "summary": None, **reasoning},
+        "store": turn.store,
+        "temperature": gconfig.temperature,
+        "text": text,
+        "tool_choice": fields.raw("tool_choice") or "auto",
+        "tools": fields.raw("tools") or [],
+        "top_logprobs": top_logprobs,
+        "top_p": gconfig.top_p,
+        "truncation": "disabled",
+        "user": fields.raw("user"),
+    }
+    _refuse_other_products(fields)
+    fields.finish()
+    refuse_unsupported(
+        gconfig, session.engine, grammar_param="text.format" if answer else "tool_choice"
+    )
+    return ResponseRequest(turn=turn, is_streamed=is_streamed, echo=echo)
+
+
+def response_object(
+    request: ResponseRequest,
+    response_id: str,
+    created_at: float,
+    plan: PromptPlan,
+    choice: Choice | None = None,
+    output: list[JsonObject] | None = None,
+) -> JsonObject:
+    """The Response as far as it is known: without ``choice`` it is still in progress."""
+    status, usage, reason = "in_progress", None, None
+    if choice is not None:
+        is_cut = choice.finish_reason == "length"
+        status = "incomplete" if is_cut else "completed"
+        reason = {"reason": "max_output_tokens"} if is_cut else None
+        usage = _usage(plan, choice)
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": created_at,
+        "status": status,
+        "background": False,
+        "error": None,
+        "incomplete_details": reason,
+        "model": request.turn.model,
+        "output": output or [],
+        "service_tier": "default",
+        "usage": usage,
+        **request.echo,
+    }
+
+
+def stored_response(session: Session, response_id: str) -> JsonObject:
+    """GET /responses/{id}. Raises NotSupportedError (404) for one that is not recorded."""
+    interaction = session.cache.get(response_id)
+    if interaction is None or not isinstance(interaction.response, dict):
+        raise NotSupportedError(
+            f"no response {response_id!r} is recorded", code="response_not_found"
+        )
+    return interaction.response
+
+
+def text_logprobs(session: Session, turn: Turn, choice: Choice) -> list[JsonObject]:
+    return response_entries(session.format, choice.response) if turn.has_logprobs else []
+
+
+def _messages(fields: Fields, session: Session, previous: str | None) -> list[JsonObject]:
+    """Instructions, then the conversation so far, then the new items.
+
+    As in the OpenAI API, the instructions of the previous response are not carried over.
+    """
+    sent = fields.raw("input")
+    if not isinstance(sent, str | list) or (not sent and previous is None):
+        raise fields.refusal("input", "must be a string or a non-empty list of items")
+    messages = messages_of(sent)
+    if previous is not None:
+        messages = _history(session, previous) + messages
+    instructions = fields.string("instructions")
+    if instructions is not None:
+        messages = [{"role": "system", "content": instructions}, *messages]
+    return messages
+
+
+def _history(session: Session, previous: str) -> list[JsonObject]:
+    interaction = session.cache.get(previous)
+    if interaction is None:
+        raise RequestError(
+            f"previous_response_id {previous!r} is not recorded (store=False keeps nothing)",
+            param="previous_response_id",
+            code="previous_response_not_found",
+        )
+    before = interaction.messages
+    response = interaction.response
+    if isinstance(response, dict) and response["instructions"] is not None:
+        before = before[1:]
+    return [*before, *interaction.output_message_list]
+
+
+def _logprobs(fields: Fields) -> tuple[bool, int]:
+    includes = fields.array("include") or []
+    for name in includes:
+        if name not in _INCLUDES:
+            raise fields.refusal("include", f"has {name!r}; supported: {', '.join(_INCLUDES)}")
+    top = fields.integer("top_logprobs", low=0, high=20) or 0
+    return _LOGPROBS in includes or top > 0, top
+
+
+def _text(fields: Fields) -> tuple[str | None, JsonObject]:
+    """(grammar of the answer, the ``text`` object to repeat)."""
+    text = fields.mapping("text") or {}
+    inner = Fields(text, where="text")
+    answer_format = inner.mapping("format")
+    inner.only("verbosity", "medium")
+    inner.finish()
+    grammar = answer_grammar(answer_format, where="text.format")
+    return grammar, {"format": answer_format or {"type": "text"}}
+
+
+def _reasoning(fields: Fields, session: Session) -> tuple[JsonObject, dict[str, Any]]:
+    """(the ``reasoning`` object to repeat, what the template is told)."""
+    reasoning = fields.mapping("reasoning") or {}
+    inner = Fields(reasoning, where="reasoning")
+    effort = effort_kwargs(inner, "effort", session)
+    # The reasoning itself is returned, which is more than any summary.
+    for name in ("summary", "generate_summary"):
+        inner.only(name, "auto", "concise", "detailed")
+    inner.finish()
+    return reasoning, effort
+
+
+def _refuse_other_products(fields: Fields) -> None:
+    """Parameters of hosted state, background work and built-in tools."""
+    for name in ("access_programs", "background_options", "context_management", "conversation"):
+        fields.only(name)
+    fields.only("background", False)
+    fields.only("image")
+    fields.only("max_tool_calls")
+    fields.only("moderation")
+    fields.only("prompt")
+    fields.only("truncation", "disabled")
+    options = fields.mapping("stream_options") or {}
+    inner = Fields(options, where="stream_options")
+    inner.only("include_obfuscation", False)
+    inner.finish()
+
+
+def _usage(plan: PromptPlan, choice: Choice) -> JsonObject:
+    prompt, sampled = len(plan.input_ids), len(choice.response.output_tokens)
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": sampled,
+        "output_tokens_details": {"reasoning_tokens": choice.num_reasoning_tokens},
+        "total_tokens": prompt + sampled,
+    }
