@@ -20,7 +20,12 @@ from agent_rl.config import ActorConfig
 from agent_rl.errors import WorkflowContractError
 from agent_rl.train import advantage, correction, loss, metrics, normalization
 from agent_rl.train.batch import Batch, MicroBatch, micro_batches, minibatches
-from agent_rl.train.forward import check_model, predicted_logprobs, segment_attention
+from agent_rl.train.forward import (
+    check_model,
+    checkpoint_layers,
+    predicted_logprobs,
+    segment_attention,
+)
 from agent_rl.train.metrics import StepRecord, TokenRecord
 from agent_rl.train.optimizer import Optimizer
 
@@ -60,6 +65,8 @@ class Actor:
         self._has_warned_of_singletons = False
         model.eval()
         check_model(model)
+        if config.gradient_checkpointing:
+            checkpoint_layers(model)
 
     def compute_advantages(self, batch: Batch) -> Tensor:
         """[T] float64 advantages, 0 off the mask.

@@ -56,6 +56,14 @@ def segment_attention(model: Any) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
+def checkpoint_layers(model: Any) -> None:
+    """Keep only the inputs of layers while training; the backward pass computes the rest again."""
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable()
+    else:  # its name in earlier releases
+        model.gradient_checkpointing_enable()
+
+
 def check_model(model: Any) -> None:
     """Compare our path through the model with its own on a few tokens.
 

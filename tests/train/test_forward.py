@@ -1,0 +1,165 @@
+"""The packed path through a model gives the log-probs and gradients of the separate rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from agent_rl.errors import ConfigError
+from agent_rl.train import forward
+from agent_rl.train.batch import Batch, micro_batches
+from agent_rl.types import TensorDict
+
+
+def llama() -> Any:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=40,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def gpt2() -> Any:
+    """Learned absolute positions."""
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=4, n_positions=32)
+    return GPT2LMHeadModel(config).eval()
+
+
+ROWS = [[1, 2, 3], [1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 9, 9], [7, 7]]
+
+
+def trajectory(side: str) -> TensorDict:
+    """Rows of 2 to 9 tokens, padded on one side with a real token id."""
+    width = max(map(len, ROWS))
+    ids = torch.full((len(ROWS), width), 11)
+    attention = torch.zeros(len(ROWS), width, dtype=torch.bool)
+    for i, row in enumerate(ROWS):
+        where = slice(0, len(row)) if side == "right" else slice(width - len(row), width)
+        ids[i, where] = torch.tensor(row)
+        attention[i, where] = True
+    mask = attention.clone()
+    mask[torch.arange(len(ROWS)), attention.int().argmax(1)] = False
+    rewards = torch.zeros(len(ROWS))
+    return {"input_ids": ids, "attention_mask": attention, "loss_mask": mask, "rewards": rewards}
+
+
+def alone(model: Any) -> torch.Tensor:
+    """Log-probs of each row run by itself, packed; 0 at the first token."""
+    result = []
+    for row in ROWS:
+        ids = torch.tensor(row)
+        logits = model(input_ids=ids[None]).logits[0, :-1]
+        result += [torch.zeros(1), logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0]]
+    return torch.cat(result)
+
+
+@pytest.mark.parametrize("make", [llama, gpt2])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("share_prefixes", [True, False])
+def test_layouts_agree_with_single_rows(make: Any, side: str, share_prefixes: bool) -> None:
+    """Case B123: left-, right-padded, packed and as a tree: the log-probs of the single row."""
+    model = make()
+    batch = Batch.from_trajectories([trajectory(side)])
+    expected = alone(model)
+    weights = torch.linspace(-1.0, 1.0, batch.num_tokens) * batch.loss_mask
+    (expected * weights).sum().backward()
+    gradients = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    got = torch.zeros(batch.num_tokens)
+    with forward.segment_attention(model):
+        for micro in micro_batches(
+            batch, range(len(ROWS)), max_tokens=100, share_prefixes=share_prefixes
+        ):
+            logprobs, _ = forward.predicted_logprobs(model, micro, 1.0)
+            got[micro.tokens] = logprobs.detach()[micro.slots]
+            (logprobs[micro.slots] * weights[micro.tokens]).sum().backward()
+    torch.testing.assert_close(got, expected.detach(), atol=1e-5, rtol=0.0)
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, atol=1e-5, rtol=1e-4)
+
+
+def test_attention_is_put_back() -> None:
+    model = llama()
+    before = model.config._attn_implementation
+    with pytest.raises(RuntimeError, match="inside"), forward.segment_attention(model):
+        assert model.config._attn_implementation != before
+        raise RuntimeError("inside")
+    assert model.config._attn_implementation == before
+
+
+def test_gradient_checkpointing_changes_nothing() -> None:
+    gradients = []
+    for is_on in (False, True):
+        model = llama()
+        if is_on:
+            forward.checkpoint_layers(model)
+            model.train()
+        batch = Batch.from_trajectories([trajectory("right")])
+        with forward.segment_attention(model):
+            (micro,) = micro_batches(batch, range(4), max_tokens=100, share_prefixes=True)
+            logprobs, _ = forward.predicted_logprobs(model, micro, 1.0)
+            logprobs.sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def one_logprob(temperature: float) -> float:
+    """Logits 2 and 0, target 0."""
+    logprobs, _ = forward.token_logprobs(
+        torch.tensor([[1.0]]), torch.tensor([[2.0], [0.0]]), torch.tensor([0]), temperature
+    )
+    return float(logprobs)
+
+
+def test_temperature_divides_the_logits() -> None:
+    """Cases B56, B57: T 0.5 gives -0.018150; neither -0.126928 nor its double."""
+    assert one_logprob(0.5) == pytest.approx(-0.018150, abs=1e-6)
+    assert one_logprob(1.0) == pytest.approx(-0.126928, abs=1e-6)
+
+
+@pytest.mark.parametrize("chunk_elements", [1, 7 * 3, 1 << 25])
+def test_chunked_logprobs_and_entropy(chunk_elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against log_softmax by autograd, gradients through both outputs, for any chunk size."""
+    monkeypatch.setattr(forward, "_CHUNK_ELEMENTS", chunk_elements)
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(5, 4, dtype=torch.float64, generator=generator).requires_grad_()
+    weight = torch.randn(7, 4, dtype=torch.float64, generator=generator).requires_grad_()
+    targets = torch.tensor([0, 6, 3, 3, 1])
+    coefficients = torch.randn(2, 5, dtype=torch.float64, generator=generator)
+    every = (hidden @ weight.T / 0.7).log_softmax(-1)
+    expected = every.gather(1, targets[:, None])[:, 0], -(every.exp() * every).sum(-1)
+    got = forward.token_logprobs(hidden, weight, targets, 0.7)
+    for ours, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+    def gradients(pair: tuple[torch.Tensor, torch.Tensor]) -> Any:
+        total = (coefficients[0] * pair[0] + coefficients[1] * pair[1]).sum()
+        return torch.autograd.grad(total, (hidden, weight), retain_graph=True)
+
+    for ours, theirs in zip(gradients(got), gradients(expected), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_model_that_does_more_than_a_linear_head_is_refused() -> None:
+    model = llama()
+    plain = model.forward
+
+    def capped(**kwargs: Any) -> Any:
+        output = plain(**kwargs)
+        output.logits = torch.tanh(output.logits * 30.0)
+        return output
+
+    model.forward = capped
+    with pytest.raises(ConfigError, match="LlamaForCausalLM"):
+        forward.check_model(model)
+    forward.check_model(llama())
+    forward.check_model(gpt2())
