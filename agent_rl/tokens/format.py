@@ -11,8 +11,16 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from agent_rl.errors import ConfigError
 from agent_rl.tokens import tool_formats
 from agent_rl.tokens.bridge import NoBridge, TemplateBridge
+from agent_rl.tokens.family import (
+    WIRE_FORMATS,
+    Family,
+    FamilyReader,
+    family_names,
+    family_of,
+)
 from agent_rl.tokens.parse import (
     MessageReader,
     ParsedMessage,
@@ -49,8 +57,9 @@ class ChatFormat:
 
         Args:
             tokenizer: a Hugging Face tokenizer, or see ``vocabulary.Tokenizer``.
-            renderer: "auto" and "template" use the tokenizer's chat template; "hermes" too, but
-                writes tools in the `hermes` form (see ``hermes``).
+            renderer: "auto" is the family (see ``family``) that knows the tokenizer's model, else
+                the tokenizer's chat template. "template" is the chat template; "hermes" too, with
+                tools in the `hermes` form (see ``hermes``). Otherwise the name of a family.
             tool_call_parser: "auto", "none", a format of ``tool_formats`` or an SGLang/vLLM name.
             reasoning_parser: "auto", "none" or a name of ``parse.REASONING_FORMATS``.
 
@@ -76,17 +85,23 @@ class ChatFormat:
     ) -> None:
         self.tokenizer = tokenizer
         self.vocabulary = Vocabulary(tokenizer)
-        self.template = ChatTemplate(tokenizer, "hermes" if renderer == "hermes" else "auto")
+        self._family = self._chosen_family(renderer)
+        self.template: ChatTemplate | Family = self._family or ChatTemplate(
+            tokenizer, "hermes" if renderer == "hermes" else "auto"
+        )
+        # False where only `renderers` can read what the family writes.
+        self._is_ours = True
         self._tool_format = self._chosen_tool_format(tool_call_parser)
         self._reasoning = self._chosen_reasoning(reasoning_parser)
         eos, pad = self.vocabulary.eos_id, self.vocabulary.pad_id
-        plain = TemplateBridge(self.template, self.vocabulary, frozenset())
-        ends = [*plain.end_ids(), eos, pad if self.vocabulary.pad_is_end else None]
+        ends = [*self._template_ends(), eos, pad if self.vocabulary.pad_is_end else None]
         self.stop_token_ids: tuple[int, ...] = tuple(
             dict.fromkeys(end for end in ends if end is not None)
         )
         self._end_ids = frozenset({*self.stop_token_ids, *([pad] if pad is not None else [])})
-        self._bridge = TemplateBridge(self.template, self.vocabulary, self._end_ids)
+        self._bridge: TemplateBridge | Family = self._family or TemplateBridge(
+            self.template, self.vocabulary, self._end_ids
+        )
 
     def render(
         self,
@@ -151,8 +166,10 @@ class ChatFormat:
         tools: Sequence[JsonObject] | None = None,
         stop: Sequence[str] = (),
         prompt_ids: Sequence[int] | None = None,
-    ) -> MessageReader:
+    ) -> MessageReader | FamilyReader:
         """Reads one completion while it arrives: ``feed(ids)``, ``finish(stop_reason)``."""
+        if self._family is not None and not self._is_ours:
+            return FamilyReader(self._family, tools, stop, prompt_ids)
         return MessageReader(
             self.vocabulary,
             end_ids=self._end_ids,
@@ -182,9 +199,29 @@ class ChatFormat:
         text = self.template.text([{"role": "user", "content": "hi"}])
         return _ends_open(text, self._reasoning)
 
+    def _chosen_family(self, renderer: str) -> Family | None:
+        if renderer in ("template", "hermes"):
+            return None
+        name = family_of(self.tokenizer) if renderer == "auto" else renderer
+        if name is None:
+            return None
+        if name not in family_names():
+            known = ", ".join(["auto", "hermes", "template", *family_names()])
+            raise ConfigError(f"renderer is {name!r}; it must be one of: {known}")
+        return Family(self.tokenizer, self.vocabulary, name)
+
+    def _template_ends(self) -> tuple[int, ...]:
+        if self._family is not None:
+            return self._family.end_ids()
+        return TemplateBridge(self.template, self.vocabulary, frozenset()).end_ids()
+
     def _chosen_tool_format(self, name: str) -> tool_formats.ToolFormat | None:
         if name == "none":
             return None
+        if name == "auto" and self._family is not None:
+            wire = WIRE_FORMATS.get(self._family.name)
+            self._is_ours = wire is not None
+            return tool_formats.tool_format(wire) if wire is not None else None
         if name == "auto":
             name = tool_formats.detect(self.template.source, self.template.knows_tools)
         return tool_formats.tool_format(name)

@@ -10,10 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from typing import Any
 
 import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
 import jinja2.sandbox
 
 from agent_rl.errors import TokenError
@@ -35,13 +39,13 @@ _REFUSALS = (
     AttributeError,
     AssertionError,
 )
-_NAME, _VALUE, _RESULT = "qzxname", "qzxvalue", "qzxresult"
+_NAME, _KEY, _VALUE = "qzxname", "qzxkey", "qzxvalue"
 _PROBE_TOOL: JsonObject = {
     "type": "function",
     "function": {
         "name": _NAME,
         "description": "probe",
-        "parameters": {"type": "object", "properties": {_VALUE: {"type": "string"}}},
+        "parameters": {"type": "object", "properties": {}},
     },
 }
 
@@ -59,11 +63,15 @@ class ChatTemplate:
         self._tool_form = tool_form
         source = getattr(tokenizer, "chat_template", None)
         self.source = json.dumps(source) if isinstance(source, dict) else str(source or "")
+        apply = getattr(tokenizer, "apply_chat_template", None)
+        # The usual way is taken by ourselves: transformers drops null content, which some
+        # templates ask for, and copies every message. A tokenizer's own way is respected.
+        is_usual = apply is None or apply.__module__.startswith("transformers.")
+        if is_usual and not self.source:
+            raise TokenError("the tokenizer has no chat template; set tokenizer.chat_template")
         self._compiled: jinja2.Template | None = None
-        if not hasattr(tokenizer, "apply_chat_template"):
-            if not self.source:
-                raise TokenError("the tokenizer has no chat template; set tokenizer.chat_template")
-            self._compiled = _environment().from_string(self.source)
+        if is_usual and isinstance(source, str):
+            self._compiled = _environment().from_string(source)
 
     def text(
         self,
@@ -113,7 +121,7 @@ class ChatTemplate:
     def _call_form(self) -> tuple[bool, bool, bool]:
         """(arguments as text, no content as None, short ids): the first form that renders a call.
 
-        A form counts only if the template writes the call: name, argument and JSON's quotes.
+        A form counts only if the template writes the argument, and not as Python prints it.
         """
         for is_text, is_none, is_short in (
             (False, False, False),
@@ -129,7 +137,7 @@ class ChatTemplate:
             except TokenError:
                 continue
             # A mapping printed by Python, {'x': 1}, is not what the model was trained on.
-            if _NAME in text and _VALUE in text and f"'{_VALUE}'" not in text:
+            if _VALUE in text and f"'{_KEY}'" not in text:
                 return form
         return (False, False, False)
 
@@ -138,6 +146,8 @@ class ChatTemplate:
         role = message["role"]
         if role == "developer" and not self.has_developer:
             return {**message, "role": "system"}
+        if "reasoning_content" in message and "thinking" in self.source:
+            message = {**message, "thinking": message["reasoning_content"]}
         if not self.knows_tools or (role != "tool" and "tool_calls" not in message):
             return message
         return _in_form(message, self._call_form)
@@ -175,7 +185,7 @@ def _probe_call(form: tuple[bool, bool, bool]) -> list[JsonObject]:
     call = {
         "id": "call_0123456789abcdef",
         "type": "function",
-        "function": {"name": _NAME, "arguments": {_VALUE: "x"}},
+        "function": {"name": _NAME, "arguments": {_KEY: _VALUE}},
     }
     return [
         {"role": "user", "content": "hi"},
@@ -213,18 +223,43 @@ def _short_id(tool_call_id: str) -> str:
     return hashlib.sha256(tool_call_id.encode()).hexdigest()[:9]
 
 
+class _GenerationBlock(jinja2.ext.Extension):
+    """``{% generation %}`` marks what an assistant wrote; the text is that of its body."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     """The dialect of Hugging Face templates: trimmed blocks, ``raise_exception``, plain JSON."""
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[jinja2.ext.loopcontrols, _GenerationBlock],
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment
 
 
-def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
-    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _raise_exception(message: str) -> None:

@@ -181,6 +181,35 @@ def _value_text(value: str, declared: Any) -> str:
     return json_text.dump(value)
 
 
+_GLM_PAIR = re.compile(
+    r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>"
+    r"(?=\s*(?:<arg_key>|</tool_call>))",
+    re.S,
+)
+
+
+class Glm(Tagged):
+    """``f<arg_key>x</arg_key><arg_value>1</arg_value>`` in each block; values as in ``QwenXml``."""
+
+    name = "glm"
+
+    def call_at(self, reading: Reading, start: int) -> tuple[ParsedToolCall, int] | None:
+        text = reading.text[: reading.end]
+        ends = [text.find(tag, start) for tag in ("<arg_key>", self.close)]
+        name_end = min((end for end in ends if end >= 0), default=-1)
+        name = text[start : max(name_end, start)].strip()
+        if not name or "<" in name or any(char.isspace() for char in name):
+            return None
+        types = _declared_types(reading.tools.get(name, {}))
+        place = name_end
+        members = []
+        while pair := _GLM_PAIR.match(text, place):
+            key = pair[1].strip()
+            members.append(f"{json_text.dump(key)}: {_value_text(pair[2], types.get(key))}")
+            place = pair.end()
+        return ParsedToolCall(name, "{" + ", ".join(members) + "}"), place
+
+
 class Llama3Json:
     """The whole answer is ``{"name": ..., "parameters": {...}}``, several with ``;`` between.
 
@@ -338,7 +367,8 @@ def _literal(node: ast.expr) -> Any:
 
 
 FORMATS: dict[str, ToolFormat] = {
-    format.name: format for format in (Hermes(), QwenXml(), Llama3Json(), Mistral(), Pythonic())
+    format.name: format
+    for format in (Hermes(), QwenXml(), Glm(), Llama3Json(), Mistral(), Pythonic())
 }
 # Names that SGLang (`--tool-call-parser`) and vLLM use for the same wire formats.
 ALIASES = {
@@ -346,6 +376,8 @@ ALIASES = {
     "qwen25": "hermes",
     "qwen3": "hermes",
     "qwen3_xml": "qwen3_coder",
+    "glm45": "glm",
+    "glm47": "glm",
     "llama3": "llama3_json",
     "llama4_json": "llama3_json",
     "llama4": "pythonic",
@@ -372,6 +404,8 @@ def detect(source: str, knows_tools: bool) -> str:
         return "hermes"
     if "<function=" in source:
         return "qwen3_coder"
+    if "<arg_key>" in source:
+        return "glm"
     if "<tool_call>" in source:
         return "hermes"
     if "[TOOL_CALLS]" in source:

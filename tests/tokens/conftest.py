@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from families import FAMILIES
 
 from agent_rl import small_model
 
@@ -108,6 +109,12 @@ class FixTokenizer:
 def fix() -> Callable[..., FixTokenizer]:
     """``fix("T2")`` -> the FIX tokenizer with that template."""
     return lambda name="FIX": FixTokenizer(FIX_TEMPLATES[name])
+
+
+@pytest.fixture(params=sorted(FAMILIES))
+def family_name(request: pytest.FixtureRequest) -> str:
+    """Each of the public families in turn."""
+    return str(request.param)
 
 
 @pytest.fixture(scope="session")
