@@ -1,20 +1,22 @@
 """SlotCache: keys and values of every sequence, in fixed slots that decode without copying.
 
-One tensor for keys and one for values per layer, [slots, capacity, heads, head size]. Capacity
-starts small and doubles up to ``max_len`` when a sequence needs it, so memory is bounded by
-2 * layers * slots * max_len * heads * head size elements. Memory is zero at first and finite ever
-after: positions past a sequence's end are masked, and a NaN there would survive the mask.
+One tensor for keys and one for values per layer, [slots, heads, capacity, head size]. Capacity
+grows with the longest sequence up to ``max_len``, so memory is bounded by 2 * layers * slots *
+heads * max_len * head size elements. New memory is zeroed: positions past a sequence's end are
+masked, but a NaN there would survive the mask.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-_FIRST_CAPACITY = 256
+_CAPACITY_STEP = 128
+_GROWTH = 1.5
 
 
 class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
@@ -28,7 +30,7 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
         super().__init__(layers=[])  # transformers' own layers stay unused
         self._num_slots = num_slots
         self._max_len = max_len
-        self._capacity = min(_FIRST_CAPACITY, max_len)
+        self._capacity = 0
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
@@ -53,41 +55,37 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
             self._keys.append(self._allocate(key_states))
             self._values.append(self._allocate(value_states))
         keys, values = self._keys[layer_idx], self._values[layer_idx]
-        keys[self._slots_B1, self._positions_BT] = key_states.transpose(1, 2)
-        values[self._slots_B1, self._positions_BT] = value_states.transpose(1, 2)
-        length = self._length
-        return (
-            keys[self._read, :length].transpose(1, 2),
-            values[self._read, :length].transpose(1, 2),
-        )
+        keys[self._slots_B1, :, self._positions_BT] = key_states.transpose(1, 2)
+        values[self._slots_B1, :, self._positions_BT] = value_states.transpose(1, 2)
+        return keys[self._read, :, : self._length], values[self._read, :, : self._length]
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Give ``target`` the first ``length`` positions of ``source``."""
         for layer in (*self._keys, *self._values):
-            layer[target, :length] = layer[source, :length]
+            layer[target, :, :length] = layer[source, :, :length]
 
     def swap(self, a: int, b: int, length_a: int, length_b: int) -> None:
         """Exchange two slots of which that many positions are in use."""
         for layer in (*self._keys, *self._values):
-            held = layer[a, :length_a].clone()
-            layer[a, :length_b] = layer[b, :length_b]
-            layer[b, :length_a] = held
+            held = layer[a, :, :length_a].clone()
+            layer[a, :, :length_b] = layer[b, :, :length_b]
+            layer[b, :, :length_a] = held
 
     def drop(self) -> None:
         """Forget everything: the weights that made it are gone. Frees the memory too."""
         self._keys.clear()
         self._values.clear()
+        self._capacity = 0
 
     def _allocate(self, like_BHTD: Tensor) -> Tensor:
         _, num_heads, _, size = like_BHTD.shape
-        return like_BHTD.new_zeros(self._num_slots, self._capacity, num_heads, size)
+        return like_BHTD.new_zeros(self._num_slots, num_heads, self._capacity, size)
 
     def _grow(self, length: int) -> None:
-        old, capacity = self._capacity, self._capacity
-        while capacity < length:
-            capacity *= 2
-        self._capacity = min(capacity, self._max_len)
+        old = self._capacity
+        steps = math.ceil(max(length, _GROWTH * old) / _CAPACITY_STEP)
+        self._capacity = min(steps * _CAPACITY_STEP, self._max_len)
         for layers in (self._keys, self._values):
             for index, layer in enumerate(layers):
-                layers[index] = layer.new_zeros(layer.shape[0], self._capacity, *layer.shape[2:])
-                layers[index][:, :old] = layer
+                layers[index] = self._allocate(layer)
+                layers[index][:, :, :old] = layer

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,35 +14,39 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging
 
 from agent_rl.errors import ModelLoadError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
+
 
 def load_model(path: str | Path, *, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     """The causal language model of a folder, or of a hub id where the user names one.
 
     Raises:
-        ModelLoadError: no such folder, or it holds no loadable model.
+        ModelLoadError: no such folder, or what it holds is not a whole model.
     """
-    _check_folder(path)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise ModelLoadError(f"cannot load a model from {path}: {_first_line(error)}") from error
+    with _explained("model", path), _quiet():
+        model, report = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, output_loading_info=True
+        )
+    absent = sorted(report["missing_keys"])
+    if absent:
+        raise ModelLoadError(
+            f"cannot load a model from {path}: its files lack {len(absent)} weights, first "
+            f"{absent[0]}"
+        )
     return model.to(device).eval()
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """Raises ModelLoadError when the folder holds no tokenizer."""
-    _check_folder(path)
-    try:
+    with _explained("tokenizer", path):
         return AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, KeyError) as error:
-        message = f"cannot load a tokenizer from {path}: {_first_line(error)}"
-        raise ModelLoadError(message) from error
 
 
 def inference_view(model: PreTrainedModel) -> PreTrainedModel:
@@ -118,12 +125,28 @@ def _check_fit(
             )
 
 
-def _check_folder(path: str | Path) -> None:
-    looks_like_path = isinstance(path, Path) or str(path).startswith((".", "/", "~"))
-    folder = Path(path).expanduser()
-    if looks_like_path and not folder.is_dir():
-        raise ModelLoadError(f"there is no model folder {path}")
+@contextmanager
+def _explained(noun: str, path: str | Path) -> Iterator[None]:
+    """Turn the many errors of transformers into one line that names the folder."""
+    is_folder = Path(path).is_dir()
+    is_local = isinstance(path, Path) or not _HUB_ID.fullmatch(path) or Path(path).parent.is_dir()
+    if not is_folder and is_local:
+        raise ModelLoadError(f"cannot load a {noun}: there is no folder {path}")
+    try:
+        yield
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        where = path if is_folder else f"{path} (no such folder here, so it was taken for a hub id)"
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ModelLoadError(f"cannot load a {noun} from {where}: {reason}") from error
 
 
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars of transformers."""
+    was_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            logging.enable_progress_bar()

@@ -7,8 +7,8 @@ module is the asynchronous front, used from any event loop; ``decode.py`` is the
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
-import time
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing
@@ -19,7 +19,8 @@ import torch
 from transformers import PreTrainedModel
 
 from agent_rl.engine.base import StreamItem, WeightUpdate, token_budget
-from agent_rl.engine.decode import DecodeLoop, EngineCounters
+from agent_rl.engine.decode_thread import DecodeThread
+from agent_rl.engine.decoder import Decoder, EngineCounters
 from agent_rl.engine.loading import (
     check_attention,
     inference_view,
@@ -27,8 +28,8 @@ from agent_rl.engine.loading import (
     load_tokenizer,
     load_weights,
 )
-from agent_rl.engine.mailbox import Mailbox
-from agent_rl.engine.slots import Sequence
+from agent_rl.engine.mailbox import Mailbox, call_on
+from agent_rl.engine.sequence import Sequence
 from agent_rl.errors import ConfigError, ContextLengthError, RequestError
 from agent_rl.types import ModelRequest, ModelResponse
 
@@ -80,20 +81,20 @@ class LocalEngine:
             self.supported = self.supported - {"stop"}
         self._vocab_size = model.get_input_embeddings().weight.shape[0]
         self._end_ids = _end_ids(model, tokenizer)
-        self._is_paused = False
         check_attention(model, self.max_seq_len)
-        self._loop = DecodeLoop(
+        self._decoder = Decoder(
             inference_view(model),
+            tokenizer=copy.deepcopy(tokenizer),  # a fast tokenizer must not be shared by threads
             max_batch_size=max_batch_size,
             max_seq_len=self.max_seq_len,
-            tokenizer=tokenizer,
         )
+        self._thread = DecodeThread(self._decoder)
         # An engine that nobody holds any more ends its thread, without waiting for it here.
-        weakref.finalize(self, self._loop.stop).atexit = False
+        weakref.finalize(self, self._thread.stop).atexit = False
 
     @property
     def counters(self) -> EngineCounters:
-        return self._loop.counters
+        return self._decoder.counters
 
     async def agenerate(self, req: ModelRequest) -> ModelResponse:
         async with aclosing(self._items(req, wants_deltas=False)) as items:
@@ -109,7 +110,7 @@ class LocalEngine:
         self, req: ModelRequest, *, wants_deltas: bool
     ) -> AsyncGenerator[StreamItem, None]:
         sequence = self._sequence(req, Mailbox(wants_deltas=wants_deltas))
-        self._loop.submit(sequence)
+        self._thread.submit(sequence)
         try:
             while True:
                 item = await sequence.mailbox.get()
@@ -117,27 +118,24 @@ class LocalEngine:
                 if isinstance(item, ModelResponse):
                     return
         finally:
-            self._loop.withdraw(sequence)
+            self._thread.withdraw(sequence)
 
     async def abort(self, rid: str) -> None:
-        self._loop.abort(rid)
+        self._thread.abort(rid)
 
     async def pause(self) -> None:
-        if not self._is_paused:
-            self._is_paused = True
-            await asyncio.to_thread(self._loop.hold)
+        self._thread.pause()
+        await self._idle()
 
     async def resume(self) -> None:
-        if self._is_paused:
-            self._is_paused = False
-            self._loop.release()
+        self._thread.resume()
 
     def get_version(self) -> int:
-        return self._loop.version
+        return self._thread.version
 
     def set_version(self, version: int) -> None:
         """Drops the caches: whoever sets the version has changed the weights."""
-        self._loop.set_version(version)
+        self._thread.set_version(version)
 
     async def update_weights(self, update: WeightUpdate) -> None:
         """Raises ModelLoadError, with the old weights kept, when a folder does not fit the model.
@@ -151,13 +149,20 @@ class LocalEngine:
         self.set_version(update.version)
 
     async def health(self) -> bool:
-        return self._loop.is_healthy
+        return self._thread.is_healthy
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._loop.close)
+        self._thread.stop()
+        await self._idle()
+        self._thread.join()
+
+    async def _idle(self) -> None:
+        loop, is_idle = asyncio.get_running_loop(), asyncio.Event()
+        self._thread.when_idle(lambda: call_on(loop, is_idle.set))
+        await is_idle.wait()
 
     def _load(self, folder: Path) -> None:
-        with self._loop.held():
+        with self._thread.held():
             load_weights(self.model, folder)
 
     def _sequence(self, req: ModelRequest, mailbox: Mailbox) -> Sequence:
@@ -178,10 +183,9 @@ class LocalEngine:
             mailbox=mailbox,
             end_ids=tuple({*self._end_ids, *gconfig.stop_token_ids}),
             budget=budget,
-            start_s=time.perf_counter(),
             ids=ids,
             num_prompt=len(ids),
-            random=random.Random(gconfig.seed),
+            noise=random.Random(gconfig.seed),
         )
 
     def _check_ids(self, param: str, ids: Iterable[int]) -> None:
@@ -198,7 +202,10 @@ class LocalEngine:
 def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
     """End-of-turn ids of generation config and tokenizer; either may name one, several or none."""
     found: set[int] = set()
-    named = (getattr(model.generation_config, "eos_token_id", None), model.config.eos_token_id)
+    named = (
+        getattr(model.generation_config, "eos_token_id", None),
+        getattr(model.config, "eos_token_id", None),
+    )
     for ids in (*named, tokenizer.eos_token_id if tokenizer is not None else None):
         found |= {ids} if isinstance(ids, int) else set(ids or ())
     return tuple(sorted(found))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from agent_rl.engine.base import StreamItem
 from agent_rl.errors import EngineError
@@ -17,14 +18,18 @@ class Mailbox:
         self._items: asyncio.Queue[StreamItem | EngineError] = asyncio.Queue()
 
     def put(self, item: StreamItem | EngineError) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._items.put_nowait, item)
-        except RuntimeError:
-            # The loop was closed: nobody waits any more.
-            return
+        call_on(self._loop, lambda: self._items.put_nowait(item))
 
     async def get(self) -> StreamItem:
         item = await self._items.get()
         if isinstance(item, EngineError):
             raise item
         return item
+
+
+def call_on(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    """Run it on that event loop; on a closed one nobody waits any more."""
+    try:
+        loop.call_soon_threadsafe(callback)
+    except RuntimeError:
+        return

@@ -33,13 +33,17 @@ class Sampled(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truncation:
-    """top-k, top-p and min-p of the R rows that use any of them."""
+    """top-k, top-p and min-p of the R rows that use any of them.
+
+    ``may_be_short``: the nucleus of a row may hold more ids than ``num_candidates``.
+    """
 
     rows_R: Tensor
     top_k_R1: Tensor
     top_p_R1: Tensor
     min_p_R1: Tensor
     num_candidates: int
+    may_be_short: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,27 +102,26 @@ def plan_sampling(sequences: Rows[Sampled], vocab_size: int, device: torch.devic
     )
 
 
-def sample(
-    logits_BV: Tensor, plan: SamplingPlan, uniforms_B: Tensor
-) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
-    """Token ids [B], their behaviour log-probs [B], and the top (log-probs, ids) if any row asks.
+def sample(logits_BV: Tensor, plan: SamplingPlan, uniforms_B: Tensor) -> Tensor:
+    """[B, 2 + 2 * num_top] float64: id, log-prob, then ids and log-probs of the most likely.
 
-    ``uniforms_B`` are float64 in [0, 1).
+    ``uniforms_B`` are float64 in [0, 1). Float64 holds ids and log-probs exactly, so that one
+    transfer brings all of them to the host.
     """
     logits_BV = logits_BV.float()
     logprobs_BV = (logits_BV / plan.temperature_B1).log_softmax(-1)
-    top = None
-    if plan.num_top:
-        values_BK, ids_BK = logprobs_BV.topk(plan.num_top)
-        top = (values_BK, ids_BK)
+    top_BK = logprobs_BV.topk(plan.num_top) if plan.num_top else None
     scores_BV = _penalized(logits_BV, logprobs_BV, plan)
     if plan.banned is not None:
         # In place: a banned id is never chosen, so its log-prob is not read any more.
         scores_BV[plan.banned] = -torch.inf
-    ids_B = _choose(scores_BV, plan, uniforms_B)
+    ids_B1 = _choose(scores_BV, plan, uniforms_B)[:, None]
     if plan.penalties is not None:
-        _count(plan.penalties, ids_B)
-    return ids_B, logprobs_BV.gather(1, ids_B[:, None])[:, 0], top
+        _count(plan.penalties, ids_B1)
+    columns = [ids_B1.double(), logprobs_BV.gather(1, ids_B1).double()]
+    if top_BK is not None:
+        columns += [top_BK.indices.double(), top_BK.values.double()]
+    return torch.cat(columns, 1)
 
 
 def _choose(scores_BV: Tensor, plan: SamplingPlan, uniforms_B: Tensor) -> Tensor:
@@ -143,42 +146,40 @@ def draw(weights_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     cumulated_BV = (weights_BV * _FIXED_POINT).to(torch.int64).cumsum(-1)
     total_B = cumulated_BV[:, -1]
     target_B = (uniforms_B * total_B).to(torch.int64)
-    return torch.searchsorted(cumulated_BV, target_B[:, None], right=True)[:, 0]
+    ids_B = torch.searchsorted(cumulated_BV, target_B[:, None], right=True)[:, 0]
+    return ids_B.clamp_(max=weights_BV.shape[1] - 1)  # past the end only if a weight is NaN
 
 
 def truncate(weights_RV: Tensor, truncation: Truncation) -> Tensor:
     """Zero all weights below the row's threshold: top-k first, top-p of what is left, min-p.
 
-    Weights [.5, .3, .15, .05]: top_p .8 keeps two (.5 + .3 reach it), min_p .2 keeps three. Ids
-    whose weight equals the smallest kept one stay too.
+    Weights [.5, .3, .15, .05]: top_p .7 keeps two (.5 does not reach it), min_p .2 keeps three.
+    Ids whose weight equals the smallest kept one stay too.
     """
-    vocab_size = weights_RV.shape[-1]
+    vocab_size = weights_RV.shape[1]
     num_candidates = min(truncation.num_candidates, vocab_size)
-    values_RK = weights_RV.topk(num_candidates).values
-    in_top_k_RK = torch.arange(num_candidates, device=values_RK.device) < truncation.top_k_R1
-    mass_RK = values_RK * in_top_k_RK
-    is_whole_R1 = truncation.top_k_R1 >= vocab_size
-    total_R1 = torch.where(
-        is_whole_R1, weights_RV.sum(-1, keepdim=True), mass_RK.sum(-1, keepdim=True)
-    )
-    nucleus_R1 = truncation.top_p_R1 * total_R1
-    cumulated_RK = mass_RK.cumsum(-1)
-    # Sorting a whole vocabulary is slow on a CPU, so try the best candidates first.
-    if num_candidates == _CANDIDATES < vocab_size:
-        is_short_R1 = is_whole_R1 & (truncation.top_p_R1 < 1) & (cumulated_RK[:, -1:] < nucleus_R1)
-        if bool(is_short_R1.any()):
-            values_RK = weights_RV.sort(-1, descending=True).values
-            in_top_k_RK = torch.arange(vocab_size, device=values_RK.device) < truncation.top_k_R1
-            mass_RK = values_RK * in_top_k_RK
-            cumulated_RK = mass_RK.cumsum(-1)
-    is_kept_RK = in_top_k_RK & (cumulated_RK - mass_RK < nucleus_R1)
-    last_R1 = is_kept_RK.sum(-1, keepdim=True) - 1
-    threshold_R1 = values_RK.gather(1, last_R1)
-    threshold_R1 = torch.where(
-        is_whole_R1 & (truncation.top_p_R1 >= 1), torch.zeros_like(threshold_R1), threshold_R1
-    )
-    threshold_R1 = torch.maximum(threshold_R1, truncation.min_p_R1 * values_RK[:, :1])
+    threshold_R1, is_short_R1 = _thresholds(weights_RV, truncation, num_candidates)
+    if truncation.may_be_short and bool(is_short_R1.any()):
+        threshold_R1, _ = _thresholds(weights_RV, truncation, vocab_size)
     return weights_RV.masked_fill(weights_RV < threshold_R1, 0.0)
+
+
+def _thresholds(
+    weights_RV: Tensor, truncation: Truncation, num_candidates: int
+) -> tuple[Tensor, Tensor]:
+    """The smallest weight that each row keeps, and whether more candidates are needed to tell."""
+    top_k_R1, top_p_R1 = truncation.top_k_R1, truncation.top_p_R1
+    values_RK = weights_RV.topk(num_candidates).values
+    in_top_k_RK = torch.arange(num_candidates, device=values_RK.device) < top_k_R1
+    mass_RK = values_RK * in_top_k_RK
+    has_top_k_R1 = top_k_R1 < weights_RV.shape[1]
+    total_R1 = torch.where(has_top_k_R1, mass_RK.sum(1, True), weights_RV.sum(1, True))
+    before_RK = mass_RK.cumsum(1) - mass_RK
+    num_kept_R1 = (in_top_k_RK & (before_RK < top_p_R1 * total_R1)).sum(1, True)
+    is_cut_R1 = has_top_k_R1 | (top_p_R1 < 1)
+    threshold_R1 = values_RK.gather(1, num_kept_R1 - 1) * is_cut_R1
+    is_short_R1 = is_cut_R1 & (num_kept_R1 == num_candidates) & (top_k_R1 > num_candidates)
+    return torch.maximum(threshold_R1, truncation.min_p_R1 * values_RK[:, :1]), is_short_R1
 
 
 def _penalized(logits_BV: Tensor, logprobs_BV: Tensor, plan: SamplingPlan) -> Tensor:
@@ -201,8 +202,8 @@ def _penalized(logits_BV: Tensor, logprobs_BV: Tensor, plan: SamplingPlan) -> Te
     return logprobs_BV.index_copy(0, rows_R, logits_RV / plan.temperature_B1[rows_R])
 
 
-def _count(penalties: Penalties, ids_B: Tensor) -> None:
-    ids_R1 = ids_B[penalties.rows_R][:, None]
+def _count(penalties: Penalties, ids_B1: Tensor) -> None:
+    ids_R1 = ids_B1[penalties.rows_R]
     penalties.counts_RV.scatter_add_(1, ids_R1, torch.ones_like(ids_R1, dtype=torch.float32))
     penalties.is_seen_RV.scatter_(1, ids_R1, True)
 
@@ -218,18 +219,19 @@ def _plan_truncation(
     if not rows:
         return None
     chosen = [configs[row] for row in rows]
-    if any(config.top_p < 1.0 for config in chosen):
-        on_cpu = device.type == "cpu"  # elsewhere sorting is cheap and asking is a sync
-        num_candidates = _CANDIDATES if on_cpu else vocab_size
-    else:
-        num_candidates = 1
-    num_candidates = max(num_candidates, *(config.top_k for config in chosen), 1)
+    num_candidates = max(1, *(config.top_k for config in chosen))
+    has_top_p = any(config.top_p < 1.0 for config in chosen)
+    # Sorting a vocabulary is slow on a CPU, elsewhere it is cheap and asking costs a sync.
+    on_cpu = device.type == "cpu"
+    if has_top_p:
+        num_candidates = max(num_candidates, _CANDIDATES) if on_cpu else vocab_size
     return Truncation(
         rows_R=torch.tensor(rows, device=device),
         top_k_R1=_column([config.top_k or vocab_size for config in chosen], device),
         top_p_R1=_column([config.top_p for config in chosen], device),
         min_p_R1=_column([config.min_p for config in chosen], device),
         num_candidates=num_candidates,
+        may_be_short=has_top_p and on_cpu,
     )
 
 

@@ -8,43 +8,13 @@ prompt that begins like an earlier or a running sequence computes only the rest.
 from __future__ import annotations
 
 import itertools
-import random
 from dataclasses import dataclass, field
 
 from agent_rl.engine.kv_cache import SlotCache
-from agent_rl.engine.mailbox import Mailbox
-from agent_rl.types import GenerationConfig, ModelRequest
+from agent_rl.engine.sequence import Sequence
 
-_WORTH_WAITING = 16
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Sequence:
-    """One request on its way: prompt and completion so far. Owned by the decode thread."""
-
-    request: ModelRequest
-    mailbox: Mailbox
-    end_ids: tuple[int, ...]
-    budget: int
-    start_s: float
-    ids: list[int]
-    num_prompt: int
-    random: random.Random
-    num_cached: int = 0
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
-    first_token_s: float | None = None
-    is_withdrawn: bool = False
-
-    @property
-    def gconfig(self) -> GenerationConfig:
-        return self.request.gconfig
-
-    @property
-    def num_missing(self) -> int:
-        """Tokens to compute before the next can be sampled, which takes the last one as input."""
-        return len(self.ids) - 1 - self.num_cached
+# A sequence waits for a prefix that is being computed if it saves at least so many tokens.
+_WORTH_WAITING = 8
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,27 +36,28 @@ class SlotTable:
     def num_free(self) -> int:
         return len(self._remains) - len(self.running)
 
-    def admit(self, sequence: Sequence) -> int | None:
-        """Seat the sequence and give it the longest known prefix; tokens reused, or None: wait.
+    def admit(self, sequence: Sequence) -> bool:
+        """Seat the sequence and give it the longest prefix that some slot holds.
 
-        It waits when a running sequence is about to compute a longer prefix of it.
+        False: it should wait, because a running sequence is about to compute a longer one.
         """
         wanted = sequence.ids[:-1]
         source, length = self._longest_prefix(wanted)
         for other in self.running:
             coming = common_prefix_length(wanted, other.ids[:-1]) if other.num_missing else 0
             if coming >= length + _WORTH_WAITING:
-                return None
+                return False
         seat = len(self.running)
         victim = self._victim(source, length)
         source = {victim: seat, seat: victim}.get(source, source)
         self._swap(victim, seat)
         if source != seat and length:
             self._cache.copy(source, seat, length)
+            self._remains[source].left_at = next(self._clock)
         self._remains[seat] = Remains()
         sequence.num_cached = length
         self.running.append(sequence)
-        return length
+        return True
 
     def release(self, finished: list[Sequence]) -> None:
         """Free their slots; the running ones move together, the finished leave their remains."""
