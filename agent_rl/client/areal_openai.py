@@ -15,7 +15,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from agent_rl.api.session import Sampling, Session
 from agent_rl.client.resources import DirectChat, DirectResponses
-from agent_rl.client.sync import SyncInProcessClient
+from agent_rl.client.sync import SyncArealOpenAI, SyncInProcessClient
 from agent_rl.client.transport import BASE_URL, InProcessClient
 from agent_rl.engine.base import InferenceEngine
 from agent_rl.record.cache import InteractionCache
@@ -107,7 +107,7 @@ class ArealOpenAI(AsyncOpenAI):
         A call of it raises RuntimeError on a thread whose event loop is running: it would block
         that loop.
         """
-        return OpenAI(
+        return SyncArealOpenAI(
             api_key=self.api_key,
             base_url=self.base_url,
             timeout=self.timeout,

@@ -14,7 +14,9 @@ import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from openai import OpenAI
 
 from agent_rl.api.session import Session
 from agent_rl.client.http import hx
@@ -56,11 +58,14 @@ def _loop_thread_of(pid: int) -> LoopThread:
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    return _loop_thread_of(os.getpid()).run(coroutine)
+
+
+def refuse_running_loop() -> None:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return _loop_thread_of(os.getpid()).run(coroutine)
-    coroutine.close()
+        return
     raise RuntimeError(
         "client.sync was called on a thread whose event loop is running and would block it; use "
         "the asynchronous client there, or call it in a worker thread (asyncio.to_thread)"
@@ -111,3 +116,13 @@ class SyncInProcessClient(hx.Client):
 
     def __exit__(self, *exc_info: object) -> None:
         pass
+
+
+class SyncArealOpenAI(OpenAI):
+    """``openai.OpenAI`` with the guard in front of the SDK, which would retry what it raises."""
+
+    if not TYPE_CHECKING:
+
+        def request(self, *args: Any, **kwargs: Any) -> Any:
+            refuse_running_loop()
+            return super().request(*args, **kwargs)
