@@ -25,8 +25,6 @@ from agent_rl.types import ChatTemplateType, JsonObject
 if TYPE_CHECKING:
     from agent_rl.tokens.format import ChatFormat
 
-__all__ = ["InteractionCache", "PromptPlan"]
-
 logger = logging.getLogger(__name__)
 
 _NUM_AT_HAND = 16  # conversations that go on side by side without gathering their ids again

@@ -98,16 +98,16 @@ class HistoryIndex:
 
     def add(self, interaction: InteractionWithTokenLogpReward) -> None:
         """Only the answer is looked at if the interaction was planned."""
+        history = interaction.history
         if interaction.key is None:
-            chain = Chain(self._issued)
-            for message in interaction.messages:
-                chain.add(message)
-            interaction.key = chain.key
+            read = self.find(interaction.messages)
+            interaction.key = read.key
+            history = history or read.interaction
         self._by_request.setdefault(interaction.key, []).append(interaction)
         opening = START
-        if interaction.history is not None:
-            self._used.add(interaction.history.interaction_id)
-            opening = self._openings.get(interaction.history.interaction_id, START)
+        if history is not None:
+            self._used.add(history.interaction_id)
+            opening = self._openings.get(history.interaction_id, START)
         elif interaction.num_messages:
             opening = Chain().add(interaction.messages[0])
         self._openings[interaction.interaction_id] = opening

@@ -188,17 +188,16 @@ def _rendered(
     request: Request, found: InteractionWithTokenLogpReward | None, fmt: ChatFormat
 ) -> _Prompt:
     """What the template renders; ids of ``found`` are reused where its text begins the text."""
-    text = fmt.template.text(request.messages, request.tools, request.chat_template_kwargs)
+    arguments = (request.messages, request.tools, request.chat_template_kwargs or {})
+    if found is None and request.chat_template_type == "concat":
+        return _Prompt(fmt.render(*arguments))
+    text = fmt.template.text(*arguments)
     if found is not None:
         known = found.path.text(fmt.decode)
         if text.startswith(known):
-            ids = found.path.whole() + _encoded(text[len(known) :], fmt)
-            return _Prompt(ids, text, extends_found=True)
-    return _Prompt(_encoded(text, fmt), text)
-
-
-def _encoded(text: str, fmt: ChatFormat) -> tuple[int, ...]:
-    return tuple(fmt.vocabulary.encode(text))
+            suffix = fmt.vocabulary.encode(text[len(known) :])
+            return _Prompt((*found.path.whole(), *suffix), text, extends_found=True)
+    return _Prompt(fmt.render(*arguments), text)
 
 
 def _nearest(

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_rl.record.cache import InteractionCache, PromptPlan
+from agent_rl.record.cache import InteractionCache
 from agent_rl.record.interaction import InteractionWithTokenLogpReward
+from agent_rl.record.plan import PromptPlan
 from agent_rl.tokens.bridge import NoBridge
 from agent_rl.tokens.format import ChatFormat
 from agent_rl.types import JsonObject, ModelResponse

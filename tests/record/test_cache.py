@@ -202,6 +202,51 @@ def test_control_tokens_in_tool_text_are_not_trained() -> None:
     assert [i for i, m in enumerate(mask) if m] == [9, 10, len(mask) - 2, len(mask) - 1]
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+def test_two_tool_results_in_either_order(swapped: bool) -> None:
+    """case B22: both calls of one message are answered; the parent is found."""
+    talk = Talk()
+    message = assistant("a", tool_calls=[call("t1", "f"), call("t2", "g", '{"y": 2}')])
+    c1 = talk.say("c1", [user("hi")], [20, 2], message, tools=[tool("f"), tool("g")])
+    results = [
+        {"role": "tool", "tool_call_id": "t1", "content": "r1"},
+        {"role": "tool", "tool_call_id": "t2", "content": "r2"},
+    ]
+    second = [user("hi"), message, *(reversed(results) if swapped else results)]
+    c2 = talk.say("c2", second, [20, 2], tools=[tool("f"), tool("g")])
+    assert c2.parent is c1
+    third = [*second, assistant("a"), user("yo")]
+    assert talk.say("c3", third, [20, 2], tools=[tool("f"), tool("g")]).parent is c2
+
+
+def test_arguments_with_unicode_stay_as_sampled() -> None:
+    """case B27: a framework re-dumps the arguments; the next prompt has the sampled ids."""
+    talk = Talk()
+    sampled = [10, *talk.fmt.vocabulary.encode('{"q": "中🙂", "n": 12345678901234567890}'), 11, 2]
+    arguments = '{"q": "中🙂", "n": 12345678901234567890}'
+    message = assistant(None, tool_calls=[call("t1", "f", arguments)])
+    c1 = talk.say("c1", [user("hi")], sampled, message, tools=[tool("f")])
+    again = '{"n":12345678901234567890,"q":"\\u4e2d\\ud83d\\ude42"}'
+    for call_id in ("t1", "rewritten"):
+        replay = assistant(None, tool_calls=[call(call_id, "f", again)])
+        result = {"role": "tool", "tool_call_id": call_id, "content": "r1"}
+        plan = talk.plan([user("hi"), replay, result], [tool("f")])
+        assert plan.parent is c1
+        assert plan.input_ids[: c1.num_tokens] == c1.tokens
+
+
+def test_interactions_made_by_hand_are_linked_by_their_messages() -> None:
+    cache = Talk().cache
+    messages = [user("hi"), assistant("a"), user("yo")]
+    for name, prompt in (("c1", messages[:1]), ("c2", messages[:1]), ("c3", messages)):
+        cache.append(
+            InteractionWithTokenLogpReward(
+                interaction_id=name, messages=prompt, output_message_list=[assistant("a")]
+            )
+        )
+    assert cache.orphans == {"c1"}
+
+
 @pytest.mark.parametrize("order", [("c1", "c2"), ("c2", "c1")])
 def test_retry_leaves_an_orphan(order: tuple[str, str]) -> None:
     """case B68: the answer that was never used is left out before discounting."""
