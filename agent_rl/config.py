@@ -95,8 +95,10 @@ class RolloutConfig(Section):
         "reject", description="reject: a failed episode costs its own sample; raise: stop"
     )
     dump_to_file: bool = Field(False, description="write every trajectory as JSON lines")
-    fileroot: str | None = Field(None, description="folder of the dump; null: the top fileroot")
-    tokenizer_path: str | None = Field(None, description="null: the top tokenizer_path")
+    fileroot: str | None = Field(None, description="folder of the dump; null: the run's folder")
+    tokenizer_path: str | None = Field(
+        None, description="of agents and of the dump; null: the top tokenizer_path"
+    )
     agent: AgentConfig = AgentConfig()
 
 

@@ -31,8 +31,10 @@ from agent_rl.errors import (
     WorkflowResolutionError,
     boundary,
 )
+from agent_rl.record.cache import InteractionCache
 from agent_rl.record.interaction import InteractionWithTokenLogpReward
 from agent_rl.record.reward import as_reward
+from agent_rl.rollout.episode import Exported
 from agent_rl.rollout.workflow import RolloutWorkflow
 from agent_rl.stats import tracker as stats_tracker
 from agent_rl.types import GenerationConfig, JsonObject
@@ -80,9 +82,7 @@ class AgentWorkflow(RolloutWorkflow):
         self._settings = settings
         self._arguments = wanted_arguments(agent, name)
 
-    async def arun_episode(
-        self, engine: InferenceEngine, data: JsonObject
-    ) -> dict[str, InteractionWithTokenLogpReward]:
+    async def arun_episode(self, engine: InferenceEngine, data: JsonObject) -> Exported:
         config = self._settings.config
         client = ArealOpenAI(
             engine,
@@ -103,7 +103,7 @@ class AgentWorkflow(RolloutWorkflow):
             )
         self._set_rewards(client, returned)
         exported = client.export_interactions(config.export_style, config.turn_discount)
-        return _with_reference(exported)
+        return Exported(_with_reference(exported), _orphans(client))
 
     async def _run(self, client: ArealOpenAI, data: JsonObject) -> object:
         available = {
@@ -211,6 +211,12 @@ def _owner(cause: BaseException) -> Boundary:
     if isinstance(cause, openai.APIConnectionError | openai.InternalServerError):
         return "engine"
     return "client" if isinstance(cause, openai.APIError) else "agent"
+
+
+def _orphans(client: ArealOpenAI) -> list[InteractionWithTokenLogpReward]:
+    record = client.interactions
+    assert isinstance(record, InteractionCache), "the client's record"
+    return [i for name, i in record.items() if name in record.orphans and i.is_complete]
 
 
 def _with_reference(

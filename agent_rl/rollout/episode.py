@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,18 @@ _DTYPES = {
 }
 
 
+class Exported(dict[str, InteractionWithTokenLogpReward]):
+    """The interactions of an agent's episode, and its orphans: never trained on, only dumped."""
+
+    def __init__(
+        self,
+        interactions: Mapping[str, InteractionWithTokenLogpReward],
+        orphans: Iterable[InteractionWithTokenLogpReward] = (),
+    ) -> None:
+        super().__init__(interactions)
+        self.orphans = tuple(orphans)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
     """One logical rollout: rows as tensors, or the interactions that become rows.
@@ -55,6 +67,7 @@ class Episode:
     value: TensorDict | dict[str, InteractionWithTokenLogpReward]
     num_rows: int
     reference: float | None
+    orphans: tuple[InteractionWithTokenLogpReward, ...] = ()
 
     @property
     def interactions(self) -> dict[str, InteractionWithTokenLogpReward] | None:
@@ -137,13 +150,13 @@ def as_episode(returned: object) -> Episode | None:
         return None
     is_recorded = [isinstance(v, InteractionWithTokenLogpReward) for v in returned.values()]
     if all(is_recorded):
-        return _from_interactions(dict(returned))
+        return _from_interactions(returned)
     if any(is_recorded):
         raise EpisodeError("arun_episode returned interactions and other values in one dict")
     return _from_tensors(dict(returned))
 
 
-def _from_interactions(found: dict[str, InteractionWithTokenLogpReward]) -> Episode:
+def _from_interactions(found: Mapping[str, InteractionWithTokenLogpReward]) -> Episode:
     for key, interaction in found.items():
         if interaction.reward is not None and not math.isfinite(interaction.reward):
             raise RewardError(f"the reward of interaction {key} is {interaction.reward}")
@@ -154,7 +167,12 @@ def _from_interactions(found: dict[str, InteractionWithTokenLogpReward]) -> Epis
             f"one episode has several rollout_reward values: {sorted(references)}; all "
             "interactions of an episode must carry the same one"
         )
-    return Episode(value=found, num_rows=len(found), reference=next(iter(references), None))
+    return Episode(
+        value=dict(found),
+        num_rows=len(found),
+        reference=next(iter(references), None),
+        orphans=found.orphans if isinstance(found, Exported) else (),
+    )
 
 
 def _from_tensors(rows: TensorDict) -> Episode:

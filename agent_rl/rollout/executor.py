@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import logging
 import random
 import time
 from collections import deque
@@ -18,7 +19,9 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from agent_rl.config import RolloutConfig
 from agent_rl.engine.base import InferenceEngine, StreamItem, WeightUpdate
+from agent_rl.engine.loading import load_tokenizer
 from agent_rl.errors import CollectorError
+from agent_rl.record.dump import TrajectoryDump
 from agent_rl.rollout.agent import InlineSettings
 from agent_rl.rollout.collector import Collector
 from agent_rl.rollout.group import GroupedRolloutWorkflow
@@ -31,6 +34,9 @@ from agent_rl.types import GenerationConfig, JsonObject, ModelRequest, ModelResp
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+logger = logging.getLogger(__name__)
 
 
 class DataSource(Protocol):
@@ -56,6 +62,7 @@ class RolloutEngine:
         gconfig: sampling defaults of agents; ``eval_gconfig`` those of evaluation.
         min_usable_group_size: of training groups; a smaller ``group_size`` lowers it.
         seed: of the order of the groups inside a batch.
+        dump: None: into ``rollout.fileroot``, with ``rollout.dump_to_file``.
     """
 
     def __init__(
@@ -68,9 +75,12 @@ class RolloutEngine:
         eval_gconfig: GenerationConfig | None = None,
         min_usable_group_size: int = 1,
         seed: int = 1,
+        dump: TrajectoryDump | None = None,
     ) -> None:
         self.engine = engine
         self.config = config = config or RolloutConfig()
+        if tokenizer is None and config.tokenizer_path is not None:
+            tokenizer = load_tokenizer(config.tokenizer_path)
         self._settings = {
             is_eval: InlineSettings(tokenizer=tokenizer, gconfig=sampling, config=config.agent)
             for is_eval, sampling in ((False, gconfig), (True, eval_gconfig or gconfig))
@@ -90,7 +100,12 @@ class RolloutEngine:
         )
         self._stream = Lane(limits=bound, counts=self._counts[False])
         self._eval = Lane(limits=self._no_bound, counts=self._counts[True])
-        runner = TaskRunner(engine, on_error=config.on_error, timeout_s=config.episode_timeout_s)
+        runner = TaskRunner(
+            engine,
+            on_error=config.on_error,
+            timeout_s=config.episode_timeout_s,
+            dump=_dump(config, tokenizer) if dump is None else dump,
+        )
         lanes = (self._stream, self._eval)
         self._collector = Collector(runner.run, engine.get_version, lanes)
 
@@ -363,6 +378,17 @@ class RolloutEngine:
     @property
     def _no_bound(self) -> Limits:
         return Limits(max_concurrent=self._max_concurrent)
+
+
+def _dump(
+    config: RolloutConfig, tokenizer: PreTrainedTokenizerBase | None
+) -> TrajectoryDump | None:
+    if not config.dump_to_file:
+        return None
+    if config.fileroot is None:
+        logger.warning("rollout.dump_to_file: nothing is dumped, for rollout.fileroot is not set")
+        return None
+    return TrajectoryDump(config.fileroot, None if tokenizer is None else tokenizer.decode)
 
 
 def _patience(dataloader: DataSource) -> int:

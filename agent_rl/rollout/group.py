@@ -16,7 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, cast
 
 from agent_rl import workflow_context
@@ -277,4 +277,4 @@ def _with_rewards(episode: Episode, *, mean: float, divisor: float, reference: f
         row.rollout_reward = (reference - mean) / divisor
         normalized[name] = row
     new_reference = (reference - mean) / divisor
-    return Episode(value=normalized, num_rows=episode.num_rows, reference=new_reference)
+    return replace(episode, value=normalized, reference=new_reference)

@@ -8,12 +8,15 @@ or any failure under ``on_error="raise"``, is raised.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import traceback
 
 from agent_rl import workflow_context
 from agent_rl.engine.base import InferenceEngine
 from agent_rl.errors import AgentRLError, EpisodeRejectedError, boundary
+from agent_rl.record.dump import TrajectoryDump
+from agent_rl.record.rows import pad_concat
 from agent_rl.rollout.episode import FAILURE_KINDS, failure_kind
 from agent_rl.rollout.group import (
     GroupedRolloutWorkflow,
@@ -26,6 +29,7 @@ from agent_rl.rollout.group import (
 )
 from agent_rl.rollout.lane import Finished, Status, Submission
 from agent_rl.stats import tracker as stats_tracker
+from agent_rl.types import TensorDict
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +48,9 @@ class TaskRunner:
         *,
         on_error: OnError,
         timeout_s: float | None,
+        dump: TrajectoryDump | None = None,
     ) -> None:
+        self._dump = dump
         self._engine = engine
         self._on_error = on_error
         self._timeout_s = timeout_s
@@ -57,7 +63,9 @@ class TaskRunner:
         result = await self._run_workflow(submission)
         for slot in result.slots:
             self._count_episode(slot, submission)
-        finished = self._judge(submission, result)
+        trajectory = None if result.value is None else as_rows(result.value)
+        await self._write(submission, trajectory, result.slots)
+        finished = self._judge(submission, trajectory, result.slots)
         stats_tracker.get(workflow_context.stat_scope()).scalar(
             accepted=finished.status == "accepted",
             rejected=finished.status == "rejected",
@@ -75,10 +83,11 @@ class TaskRunner:
         value = None if slot.episode is None else merge([slot.episode])
         return GroupResult(value=value, slots=(slot,))
 
-    def _judge(self, submission: Submission, result: GroupResult) -> Finished:
-        if result.value is None:
-            return _without_rows(submission, result.slots)
-        trajectory = as_rows(result.value)
+    def _judge(
+        self, submission: Submission, trajectory: TensorDict | None, slots: tuple[Slot, ...]
+    ) -> Finished:
+        if trajectory is None:
+            return _without_rows(submission, slots)
         try:
             with boundary("agent"):
                 should_accept = submission.should_accept
@@ -91,6 +100,24 @@ class TaskRunner:
         if not is_accepted:
             return Finished(submission=submission, status="rejected", reason="filter")
         return Finished(submission=submission, status="accepted", trajectory=trajectory)
+
+    async def _write(
+        self, submission: Submission, trajectory: TensorDict | None, slots: tuple[Slot, ...]
+    ) -> None:
+        """Dump what the filter is about to see, the orphans and the failures."""
+        orphans = [o.to_tensor_dict() for s in slots if s.episode for o in s.episode.orphans]
+        errors = [_traceback(slot.error) for slot in slots if slot.error is not None]
+        if self._dump is None or (trajectory is None and not orphans and not errors):
+            return
+        await asyncio.to_thread(
+            self._dump.write,
+            submission.task_id,
+            trajectory,
+            version=self._engine.get_version(),
+            scope=workflow_context.stat_scope(),
+            orphans=pad_concat(orphans) if orphans else None,
+            errors=errors,
+        )
 
     def _count_episode(self, slot: Slot, submission: Submission) -> None:
         """``failed/<kind>`` is a rate over all episodes."""
@@ -113,6 +140,13 @@ class TaskRunner:
         self._logged.add(key)
         trace = None if isinstance(error, EpisodeRejectedError) else cause
         logger.warning("task %s: %s (logged once)", submission.task_id, error, exc_info=trace)
+
+
+def _traceback(error: AgentRLError) -> str:
+    """The message, and the agent's own traceback where its code raised."""
+    if error.__cause__ is None:
+        return str(error)
+    return f"{error}\n" + "".join(traceback.format_exception(error.__cause__))
 
 
 def _without_rows(submission: Submission, slots: tuple[Slot, ...]) -> Finished:
