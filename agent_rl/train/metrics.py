@@ -86,7 +86,8 @@ def record_batch(batch: Batch, advantages: Tensor, config: ActorConfig) -> None:
         if batch.versions is not None:
             newest = torch.where(mask, batch.versions, -1).max()
             staleness = (newest - batch.versions).float()
-            stats_tracker.stat("n_valid_tokens", **{"version_stats/staleness": staleness})
+            stats_tracker.denominator(n_versioned_tokens=mask)
+            stats_tracker.stat("n_versioned_tokens", **{"version_stats/staleness": staleness})
         stats_tracker.scalar(eps_clip=config.eps_clip, use_dual_clip=config.c_clip is not None)
         if config.c_clip is not None:
             stats_tracker.scalar(c_clip=config.c_clip)
@@ -102,11 +103,7 @@ def record_update(
     """Losses, ratios, clips and how far the trainer's log-probs are from the engine's."""
     mask = tokens.mask
     with stats_tracker.scope("ppo_actor"), stats_tracker.scope("update"):
-        stats_tracker.denominator(
-            n_valid_tokens=mask,
-            clipped_tokens=tokens.is_clipped,
-            unclipped_behave_tokens=mask & ~tokens.is_rejected,
-        )
+        stats_tracker.denominator(n_valid_tokens=mask, clipped_tokens=tokens.is_clipped)
         stats_tracker.stat(
             "n_valid_tokens",
             importance_weight=tokens.ratios.float(),
@@ -119,19 +116,7 @@ def record_update(
         )
         stats_tracker.stat("clipped_tokens", clipped_new_logp=tokens.new_logprobs.float())
         if batch.logprobs is not None:
-            behaviour = batch.logprobs.to(mask.device)
-            difference = (tokens.proximal - behaviour).float()
-            stats_tracker.stat(
-                "n_valid_tokens", old_logp=behaviour, behave_logp_error=difference.abs()
-            )
-            stats_tracker.stat("clipped_tokens", clipped_old_logp=behaviour)
-            stats_tracker.stat(
-                "unclipped_behave_tokens",
-                behave_imp_weight=tokens.behaviour_weights.float(),
-                behave_approx_kl=difference,
-            )
-        if config.use_decoupled_loss:
-            stats_tracker.stat("n_valid_tokens", rs_filtered_fraction=tokens.is_rejected.float())
+            _record_mismatch(tokens, batch.logprobs.to(mask.device))
         for step in steps:
             stats_tracker.scalar(
                 grad_norm=float(step.grad_norm),
@@ -142,6 +127,28 @@ def record_update(
         stats_tracker.scalar(lr=lr)
 
 
+def _record_mismatch(tokens: TokenRecord, behaviour: Tensor) -> None:
+    """Engine against trainer; the denominators are its own, as some batches know no log-probs."""
+    difference = (tokens.proximal - behaviour).float()
+    stats_tracker.denominator(
+        n_behave_tokens=tokens.mask,
+        clipped_behave_tokens=tokens.is_clipped,
+        unclipped_behave_tokens=tokens.mask & ~tokens.is_rejected,
+    )
+    stats_tracker.stat(
+        "n_behave_tokens",
+        old_logp=behaviour,
+        behave_logp_error=difference.abs(),
+        rs_filtered_fraction=tokens.is_rejected.float(),
+    )
+    stats_tracker.stat("clipped_behave_tokens", clipped_old_logp=behaviour)
+    stats_tracker.stat(
+        "unclipped_behave_tokens",
+        behave_imp_weight=tokens.behaviour_weights.float(),
+        behave_approx_kl=difference,
+    )
+
+
 def _record_groups(batch: Batch, advantages: Tensor) -> None:
     """Per prompt group, under the row that starts it; sizes count logical rollouts."""
     mask, groups = batch.loss_mask, batch.to_tokens(batch.groups)
@@ -149,7 +156,7 @@ def _record_groups(batch: Batch, advantages: Tensor) -> None:
     sizes = torch.tensor([float(group.num_rollouts) for group in batch.meta.rollout_groups])
     weights = torch.zeros(num_groups).index_add_(0, groups, mask.float())
     strengths = torch.zeros(num_groups, dtype=torch.float64)
-    strengths.index_add_(0, groups, torch.where(mask, advantages, 0.0).abs())
+    strengths.index_add_(0, groups, torch.where(mask, advantages, 0.0).double().abs())
     stats_tracker.denominator(n_groups=torch.ones(num_groups, dtype=torch.bool))
     stats_tracker.stat(
         "n_groups",

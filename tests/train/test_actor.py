@@ -9,10 +9,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from agent_rl.config import ActorConfig, OptimizerConfig
+from agent_rl import small_model, stats_tracker
+from agent_rl.config import ActorConfig, NormConfig, OptimizerConfig
+from agent_rl.errors import WorkflowContractError
 from agent_rl.train.actor import Actor
-from agent_rl.train.batch import Batch
+from agent_rl.train.batch import Batch, micro_batches
 from agent_rl.train.checkpoint import load_state, save_state
+from agent_rl.train.forward import predicted_logprobs, segment_attention
 from agent_rl.types import RolloutGroup, TensorDict
 
 
@@ -119,3 +122,209 @@ def test_state_continues_exactly(tmp_path: Path) -> None:
     resumed.update(second)
     for a, b in zip(model.parameters(), resumed_model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def advantages_of(config: ActorConfig, trajectories: list[TensorDict]) -> list[float]:
+    actor = Actor(tiny_model(), config, total_steps=1, temperature=1.0)
+    result: list[float] = actor.compute_advantages(Batch.from_trajectories(trajectories)).tolist()
+    return result
+
+
+def test_grpo_is_the_default() -> None:
+    """Rewards 1 and 0 of one prompt: +-0.5 / (0.7071 + 1e-5) on the trained tokens."""
+    got = advantages_of(
+        ActorConfig(), [trajectory([[1, 2, 3], [1, 4]], [[0, 1, 1], [0, 1]], [1, 0])]
+    )
+    assert got == pytest.approx([0, 0.70710, 0.70710, 0, -0.70710], abs=1e-4)
+
+
+def test_overlong_penalty_bias_scale_and_clip() -> None:
+    """Rewards 1, 2 | 4, lengths 3, 1 | 2, references 1 and 4: 2, 6 | 8 around 6 with std 2."""
+    rows = trajectory(
+        [[1, 2, 3, 4], [1, 2], [1, 2, 3]], [[0, 1, 1, 1], [0, 1], [0, 1, 1]], [1.0, 2.0, 4.0]
+    )
+    rows["rollout_group"] = RolloutGroup(row_counts=(2, 1), rewards=(1.0, 4.0))
+    config = ActorConfig(
+        overlong_reward_penalty=True,
+        overlong_tokens=2,
+        overlong_penalty_factor=1.0,
+        max_new_tokens=3,
+        reward_bias=1.0,
+        reward_scaling=2.0,
+        reward_clip=8.0,
+        reward_norm=NormConfig(mean_level="group", std_level="group", std_unbiased=False),
+    )
+    got = advantages_of(config, [rows])
+    assert got == pytest.approx([0, -2, -2, -2, 0, 0, 0, 1, 1], abs=1e-4)
+
+
+def test_reward_clip_limits_the_reference() -> None:
+    """Clip 1, reference 3, rows 1 and 3: everything becomes 1 and nothing is left."""
+    rows = trajectory([[1, 2], [1, 3]], [[0, 1], [0, 1]], [1.0, 3.0])
+    rows["rollout_group"] = RolloutGroup(row_counts=(2,), rewards=(3.0,))
+    assert advantages_of(ActorConfig(reward_clip=1.0), [rows]) == [0.0] * 4
+
+
+@pytest.mark.parametrize(("rewards", "lengths"), [((1.0, 1.0), (3, 1)), ((1.0, 2.0), (1, 3))])
+def test_a_penalty_hides_no_ambiguity(
+    rewards: tuple[float, float], lengths: tuple[int, int]
+) -> None:
+    """Equal rows that a penalty makes differ, and differing rows it makes equal: both refused."""
+    rows = trajectory(
+        [[1] + [2] * n for n in lengths], [[0] + [1] * n for n in lengths], rewards, row_counts=(2,)
+    )
+    config = ActorConfig(
+        overlong_reward_penalty=True,
+        overlong_tokens=2,
+        overlong_penalty_factor=1.0,
+        max_new_tokens=3,
+    )
+    with pytest.raises(WorkflowContractError, match="explicit rollout_reward"):
+        advantages_of(config, [rows])
+
+
+def test_a_group_of_one_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """Case B94: group statistics over one episode learn nothing; without them the reward counts."""
+    rows = [trajectory([[1, 2]], [[0, 1]], [1.0])]
+    assert advantages_of(ActorConfig(), rows) == [0.0, 0.0]
+    assert "raise rollout.group_size" in caplog.text
+    assert advantages_of(ActorConfig(reward_norm=None), rows) == [0.0, 1.0]
+
+
+def test_discount_over_trained_tokens() -> None:
+    rows = [trajectory([[1, 2, 3, 4]], [[0, 1, 0, 1]], [1.0])]
+    config = ActorConfig(reward_norm=None, gamma=0.5)
+    assert advantages_of(config, rows) == [0.0, 0.5, 0.0, 1.0]
+
+
+OPTIONS: list[dict[str, object]] = [
+    {"importance_sampling_level": "sequence", "loss_aggregation": "seq-mean-token-mean"},
+    {"policy_loss": "cispo", "eps_clip_higher": 0.28},
+    {"policy_loss": "sapo"},
+    {"c_clip": 1.5, "loss_aggregation": "rollout-mean"},
+    {"use_decoupled_loss": True, "rejection_sampling": {"upper": 1.05, "lower": 0.9}},
+    {"use_decoupled_loss": True, "rejection_sampling": {"level": "sequence", "agg": "max"}},
+    {"recompute_logprob": True, "m2_threshold": 0.01, "ppo_n_minibatches": 2},
+    {"recompute_logprob": True, "ppo_n_minibatches": 3, "entropy_coef": 0.1},
+    {"loss_aggregation": "dr-grpo", "loss_horizon": 16, "ppo_n_minibatches": 2},
+    {"adv_norm": {"mean_level": "batch", "std_level": "batch"}, "gradient_checkpointing": True},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_every_option_moves_weights_the_same_under_any_packing(options: dict[str, object]) -> None:
+    """One micro-batch of rows against many forests: row-level ratios and limits included."""
+    base = ActorConfig(tree_packing="off", optimizer=SGD_LIKE).model_dump() | options
+    expected = weights_after(groups(), ActorConfig.model_validate(base))
+    packed = ActorConfig.model_validate(base | {"tree_packing": "auto", "max_tokens_per_mb": 25})
+    start = torch.cat([p.detach().flatten() for p in tiny_model().parameters()])
+    plain = weights_after(groups(), ActorConfig(tree_packing="off", optimizer=SGD_LIKE))
+    moved = (expected - start).abs().max()
+    assert moved > 1e-6
+    assert (weights_after(groups(), packed) - expected).abs().max() / moved < 1e-5
+    assert not torch.allclose(plain, expected, rtol=0.0, atol=float(moved) * 1e-4)
+
+
+def test_one_step_needs_no_pass_for_the_proximal_logprobs() -> None:
+    """With one optimizer step, recomputed log-probs are the current ones: every ratio is 1."""
+    model = tiny_model()
+    actor = Actor(model, ActorConfig(recompute_logprob=True), total_steps=1, temperature=0.7)
+    calls = []
+    handle = model.model.register_forward_hook(lambda *_: calls.append(1))
+    stats_tracker.export_all()
+    actor.update(Batch.from_trajectories(groups()))
+    handle.remove()
+    assert len(calls) == 1
+    assert stats_tracker.export_all()["ppo_actor/update/importance_weight/avg"] == 1.0
+
+
+def test_behaviour_of_the_same_weights_gives_ratio_one() -> None:
+    """Case B56: log-probs sampled at temperature 0.7 by the same weights: all ratios are 1."""
+    model = tiny_model()
+    actor = Actor(model, ActorConfig(), total_steps=1, temperature=0.7)
+    trajectories = groups()
+    for rows in trajectories:
+        ids, mask = rows["input_ids"], rows["loss_mask"]
+        assert isinstance(ids, torch.Tensor)
+        assert isinstance(mask, torch.Tensor)
+        with torch.no_grad():
+            logits = model(input_ids=ids.long()).logits[:, :-1] / 0.7
+        taken = logits.log_softmax(-1).gather(2, ids[:, 1:, None].long())[..., 0]
+        rows["logprobs"] = torch.nn.functional.pad(taken, (1, 0)).float() * mask
+    stats_tracker.export_all()
+    actor.update(Batch.from_trajectories(trajectories))
+    stats = stats_tracker.export_all()
+    for key in ("min", "avg", "max"):
+        assert stats[f"ppo_actor/update/importance_weight/{key}"] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_a_row_without_a_known_reward_is_not_there() -> None:
+    """Cases B96, B112: a third row whose reward is nan changes no weight."""
+    two = [trajectory([[1, 2, 3], [1, 4, 5]], [[0, 1, 1]] * 2, [1.0, 0.0])]
+    three = [
+        trajectory([[1, 2, 3], [1, 4, 5], [1, 6, 7]], [[0, 1, 1]] * 3, [1.0, 0.0, float("nan")])
+    ]
+    config = ActorConfig(optimizer=SGD_LIKE)
+    assert torch.equal(weights_after(two, config), weights_after(three, config))
+
+
+def test_non_finite_gradient_skips_the_step() -> None:
+    model = tiny_model()
+    actor = Actor(model, ActorConfig(), total_steps=1, temperature=1.0)
+    with torch.no_grad():
+        model.model.norm.weight[0] = float("nan")
+    before = model.lm_head.weight.detach().clone()
+    report = actor.update(Batch.from_trajectories(groups()))
+    assert (report.num_steps, report.num_skipped) == (1, 1)
+    assert torch.equal(model.lm_head.weight.detach(), before)
+
+
+def test_decoupled_loss_needs_behaviour_logprobs() -> None:
+    rows = groups()
+    for row in rows:
+        del row["logprobs"]
+    batch = Batch.from_trajectories(rows)
+    actor = Actor(
+        tiny_model(), ActorConfig(use_decoupled_loss=True), total_steps=1, temperature=1.0
+    )
+    with pytest.raises(WorkflowContractError, match="logprobs"):
+        actor.update(batch)
+    plain = Actor(tiny_model(), ActorConfig(), total_steps=1, temperature=1.0)
+    assert plain.update(batch).num_skipped == 0, "unknown log-probs are recomputed"
+
+
+def test_shared_prefixes_are_computed_once() -> None:
+    """Three completions of the prompt 1 2 3 with 2 tokens each: 3 + 6 nodes, not 15 tokens."""
+    rows = [[1, 2, 3, 10 + i, 20 + i] for i in range(3)]
+    batch = Batch.from_trajectories([trajectory(rows, [[0, 0, 0, 1, 1]] * 3, [1, 0, 0])])
+    counts = {}
+    for tree_packing in ("auto", "off"):
+        config = ActorConfig.model_validate({"tree_packing": tree_packing})
+        actor = Actor(tiny_model(), config, total_steps=1, temperature=1.0)
+        counts[tree_packing] = actor.update(batch).num_computed_tokens
+    assert counts == {"auto": 9, "off": 15}
+
+
+@pytest.mark.slow
+def test_tree_gradients_of_the_real_model() -> None:
+    """float32, the 135M model, three turns exported individually: within 1e-5 relative."""
+    from transformers import AutoModelForCausalLM
+
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(10, 40000, (150,), generator=generator).tolist()
+    rows = [ids[:50], ids[:100], ids[:150]]
+    masks = [[0] * (len(row) - 30) + [1] * 30 for row in rows]
+    batch = Batch.from_trajectories([trajectory(rows, masks, [0.0] * 3)])
+    model = AutoModelForCausalLM.from_pretrained(small_model(), dtype=torch.float32).eval()
+    gradients = []
+    for share_prefixes in (False, True):
+        model.zero_grad()
+        with segment_attention(model):
+            for micro in micro_batches(
+                batch, range(3), max_tokens=1024, share_prefixes=share_prefixes
+            ):
+                logprobs, _ = predicted_logprobs(model, micro, 1.0)
+                logprobs[micro.slots].mean().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    difference = (gradients[0] - gradients[1]).norm() / gradients[0].norm()
+    assert difference < 1e-5
