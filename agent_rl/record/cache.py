@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +37,7 @@ class InteractionCache(Mapping[str, InteractionWithTokenLogpReward]):
         self._index = HistoryIndex()
         self._given: dict[str, float] = {}
         self._orphans: frozenset[str] | None = None  # fixed once rewards are discounted
-        self._at_hand: deque[TokenPath] = deque()  # paths whose ids a next turn may go on from
+        self._at_hand: dict[TokenPath, None] = {}  # in order; paths that a next turn may extend
         self._lock = threading.RLock()
 
     def __getitem__(self, interaction_id: str) -> InteractionWithTokenLogpReward:
@@ -88,13 +87,21 @@ class InteractionCache(Mapping[str, InteractionWithTokenLogpReward]):
             self._interactions[name] = interaction
             if interaction.parent is not None:
                 interaction.parent.is_leaf = False
-                interaction.parent.path.forget()
             if interaction.is_complete:
-                self._at_hand.append(interaction.path)
-            if len(self._at_hand) > _NUM_AT_HAND:
-                self._at_hand.popleft().forget()
+                self._put_at_hand(interaction)
             if interaction.reward is not None:
                 self._given[name] = as_reward(interaction.reward)
+
+    def _put_at_hand(self, interaction: InteractionWithTokenLogpReward) -> None:
+        """Its ids stay gathered for the next turn, those of the turn before do not."""
+        if interaction.base is not None and interaction.base.is_complete:
+            interaction.base.path.forget()
+            self._at_hand.pop(interaction.base.path, None)
+        self._at_hand[interaction.path] = None
+        if len(self._at_hand) > _NUM_AT_HAND:
+            oldest = next(iter(self._at_hand))
+            oldest.forget()
+            del self._at_hand[oldest]
 
     @property
     def total_reward(self) -> float:

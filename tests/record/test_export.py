@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
-import torch
-from fix_format import Talk, assistant, user
+from fix_format import FIX, T2, Talk, assistant, fix_format, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +15,7 @@ from agent_rl.record.cache import InteractionCache
 from agent_rl.record.export import export_interactions
 from agent_rl.record.interaction import InteractionWithTokenLogpReward
 from agent_rl.record.rows import pad_concat
+from agent_rl.types import ModelResponse
 
 
 def fork() -> Talk:
@@ -123,50 +124,42 @@ def test_merged_row_is_not_cut_to_the_limit_of_a_turn() -> None:
 
 def test_end_of_turn_that_equals_pad_is_trained() -> None:
     """case B44: masks come from positions; only padding is 0, whatever its id."""
-    rows = []
+    rows: list[Any] = []
     for prompt, output in (((1, 5, 2), (20, 2)), ((1,), (21, 22, 23, 2)), ((1, 5), (2,))):
-        talk = Talk()
-        plan = talk.plan([user("hi")])
-        one = InteractionWithTokenLogpReward(
-            interaction_id="c",
-            model_response=_response(prompt, output),
-            chat_template_type="concat",
+        response = ModelResponse(
+            input_tokens=prompt,
+            output_tokens=output,
+            output_logprobs=(-0.1,) * len(output),
+            output_versions=(0,) * len(output),
+            stop_reason="stop",
         )
-        assert plan.parent is None
+        one = InteractionWithTokenLogpReward(interaction_id="c", model_response=response)
         rows.append(one.to_tensor_dict())
-    batch = pad_concat(rows)  # type: ignore[arg-type]
-    assert isinstance(batch["loss_mask"], torch.Tensor)
-    assert isinstance(batch["attention_mask"], torch.Tensor)
+    batch: Any = pad_concat(rows)
     assert batch["loss_mask"].tolist() == [[0, 0, 0, 1, 1], [0, 1, 1, 1, 1], [0, 0, 1, 0, 0]]
     assert batch["attention_mask"].int().tolist() == [[1] * 5, [1] * 5, [1, 1, 1, 0, 0]]
 
 
-def _response(prompt: tuple[int, ...], output: tuple[int, ...]) -> object:
-    from agent_rl.types import ModelResponse
-
-    return ModelResponse(
-        input_tokens=prompt,
-        output_tokens=output,
-        output_logprobs=[-0.1] * len(output),  # type: ignore[arg-type]
-        output_versions=[0] * len(output),  # type: ignore[arg-type]
-        stop_reason="stop",
-    )
-
-
-def grow(seed: int, size: int) -> Talk:
+def grow(seed: int, size: int, style: str = "concat") -> Talk:
     """A random tree: each call goes on from a random earlier one, or starts anew; some are retries.
 
     Outputs are random ids, mostly no canonical encoding; some are empty, cut or end with a pad.
     """
     dice = random.Random(seed)
-    talk = Talk()
+    talk = Talk(style, fix_format(dice.choice((FIX, T2))))
     open_ends: list[list[dict[str, object]]] = [[user("hi")]]
     for number in range(size):
         messages = dice.choice(open_ends)
         output = [dice.choice((20, 21, 22, 24)) for _ in range(dice.randrange(5))]
         end = dice.choice(([2], [2], [], [0], [2, 0]))
+        text = talk.fmt.parse(output).content
+        thought = {"reasoning_content": "a"} if dice.random() < 0.3 else {}
         one = talk.say(
-            f"c{number}", messages, [*output, *end], stop_reason="stop" if end else "length"
+            f"c{number}",
+            messages,
+            [*([8, 20, 9] if thought else []), *output, *end],
+            assistant(text, **thought),
+            stop_reason="stop" if end else "length",
         )
         follow = dice.choice(("hi", "yo", "a", "b"))
         open_ends.append([*messages, *one.output_message_list, user(follow)])
@@ -189,9 +182,13 @@ def test_every_sampled_token_is_trained_exactly_once(seed: int, size: int) -> No
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 10**9), size=st.integers(1, 14))
-def test_every_prompt_extends_its_parent_or_says_why_not(seed: int, size: int) -> None:
-    for one in grow(seed, size).cache.values():
+@given(seed=st.integers(0, 10**9), size=st.integers(1, 14), style=st.sampled_from(("hf", "concat")))
+def test_every_prompt_extends_its_parent_or_says_why_not(seed: int, size: int, style: str) -> None:
+    talk = grow(seed, size, style)
+    assert sum(num_trained(talk.cache, "individual").values()) == sum(
+        one.path.num_output for one in talk.cache.complete
+    )
+    for one in talk.cache.values():
         response = one.model_response
         assert response is not None
         prompt = response.input_tokens
