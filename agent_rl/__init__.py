@@ -27,7 +27,7 @@ _NAMES = {
     "agent_rl.rollout.executor": ["RolloutEngine"],
     "agent_rl.rollout.group": ["GroupedRolloutWorkflow"],
     "agent_rl.rollout.workflow": ["RolloutWorkflow"],
-    "agent_rl.stats.logger": ["StatsLogger"],
+    "agent_rl.stats.logger": ["FinetuneSpec", "StatsLogger"],
     "agent_rl.stats.tracker": ["ReduceType"],
     "agent_rl.train.trainer": ["PPOTrainer"],
     "agent_rl.types": [

@@ -103,3 +103,7 @@ def main() -> None:
         click.echo(f"error: {' '.join(str(error).split()) or type(error).__name__}", err=True)
         code = 2 if isinstance(error, _USER_INPUT) else 1
     sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -35,7 +35,7 @@ RANKS = {
 def place(module: str) -> str:
     """``agent_rl.engine.local`` -> ``engine``; ``agent_rl.types`` -> ``types``."""
     parts = module.split(".")
-    return parts[1] if len(parts) > 1 else "__init__"
+    return parts[1] if len(parts) > 1 and parts[1] != "__version__" else "__init__"
 
 
 def imports(path: Path) -> set[str]:

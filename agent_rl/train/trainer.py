@@ -113,7 +113,7 @@ class PPOTrainer:
             tokenizer=self.tokenizer,
             gconfig=config.gconfig,
             eval_gconfig=self.eval_gconfig,
-            min_usable_group_size=_min_usable_group_size(config),
+            min_usable_group_size=min_usable_group_size(config),
             seed=config.seed,
         )
         spec = FinetuneSpec(
@@ -133,10 +133,12 @@ class PPOTrainer:
 
     def close(self) -> None:
         """Stop episodes, engine and loggers; what was logged is on disk. May be called twice."""
-        self.rollout.close()
-        if self._owns_engine:
-            asyncio.run(self.engine.close())
-        self._logger.close()
+        try:
+            self.rollout.close()
+            if self._owns_engine:
+                asyncio.run(self.engine.close())
+        finally:
+            self._logger.close()
 
     def train(
         self,
@@ -258,7 +260,7 @@ def _model_path(config: PPOConfig) -> str:
     return path
 
 
-def _min_usable_group_size(config: PPOConfig) -> int:
+def min_usable_group_size(config: PPOConfig) -> int:
     """2 where a group's mean or std is used: such statistics need two observations.
 
     ``actor.min_usable_group_size`` wins; with a target of one episode, one is complete.

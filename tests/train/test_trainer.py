@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_rl import PPOConfig, PPOTrainer, load_config
+from agent_rl.errors import CheckpointError, CollectorError, ConfigError, ModelLoadError
+from agent_rl.stats import tracker as stats_tracker
+from agent_rl.train.trainer import StepReport, min_usable_group_size
+
+ROWS = [{"question": f"say {index}"} for index in range(8)]
+
+
+class LengthAgent:
+    """Rewards short answers: something a random model can be scored by."""
+
+    async def run(self, data: dict[str, Any], client: Any) -> float:
+        messages = [{"role": "user", "content": data["question"]}]
+        completion = await client.chat.completions.create(model="m", messages=messages)
+        return 1.0 / completion.usage.completion_tokens
+
+
+class Failing:
+    async def run(self, data: dict[str, Any], client: Any) -> float:
+        raise LookupError("the database is gone")
+
+
+class Silent:
+    async def run(self, data: dict[str, Any], client: Any) -> None:
+        messages = [{"role": "user", "content": data["question"]}]
+        await client.chat.completions.create(model="m", messages=messages)
+
+
+@pytest.fixture(autouse=True)
+def fresh_metrics() -> Iterator[None]:
+    yield
+    stats_tracker.export_all()
+
+
+@pytest.fixture
+def config(tiny_model_dir: Path, tmp_path: Path) -> PPOConfig:
+    return load_config(
+        None,
+        [
+            f"tokenizer_path={tiny_model_dir}",
+            f"fileroot={tmp_path}",
+            "experiment_name=exp",
+            "trial_name=one",
+            "total_train_steps=2",
+            "rollout.consumer_batch_size=2",
+            "rollout.group_size=2",
+            "gconfig.max_new_tokens=4",
+            "actor.device=cpu",
+            "stats_logger.console=false",
+        ],
+    )
+
+
+def changed(config: PPOConfig, *overrides: str) -> PPOConfig:
+    return load_config(None, overrides, base=config)
+
+
+def test_a_run_trains_logs_and_leaves_a_loadable_checkpoint(config: PPOConfig) -> None:
+    reports: list[StepReport] = []
+    with PPOTrainer(config, ROWS, ROWS[:3]) as trainer:
+        before = trainer.evaluate(LengthAgent)
+        weights = trainer.actor.model.get_input_embeddings().weight.detach().clone()
+        trainer.train(LengthAgent, on_step=reports.append)
+        assert trainer.engine.get_version() == 2
+        assert not weights.equal(trainer.actor.model.get_input_embeddings().weight)
+    assert before["eval-rollout/reward__count"] == 3
+    assert [(report.step, report.total_steps) for report in reports] == [(0, 2), (1, 2)]
+    assert all(report.stats["ppo_actor/n_seqs"] == 4 for report in reports)
+
+    run_dir = Path(config.fileroot) / "exp" / "one"
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1]
+    assert lines[1]["rollout/reward"] == pytest.approx(reports[1].stats["rollout/reward"])
+    again = changed(config, f"tokenizer_path={run_dir / 'checkpoints' / 'step2'}", "trial_name=two")
+    with PPOTrainer(again, ROWS) as trainer:
+        assert trainer.actor.model.num_parameters() > 0
+
+
+def test_the_written_config_reads_back(config: PPOConfig) -> None:
+    with PPOTrainer(config, ROWS) as trainer:
+        written = trainer.run_dir / "config.yaml"
+        assert load_config(written) == config
+
+
+def test_secrets_do_not_reach_the_written_config(config: PPOConfig) -> None:
+    with PPOTrainer(changed(config, "stats_logger.wandb.api_key=hush"), ROWS) as trainer:
+        assert "hush" not in (trainer.run_dir / "config.yaml").read_text()
+
+
+def test_an_agent_that_always_fails_stops_the_run_with_its_own_message(config: PPOConfig) -> None:
+    with (
+        PPOTrainer(config, ROWS) as trainer,
+        pytest.raises(CollectorError, match="the database is gone"),
+    ):
+        trainer.train(Failing)
+
+
+def test_an_agent_that_returns_nothing_is_named_as_that(config: PPOConfig) -> None:
+    with PPOTrainer(config, ROWS) as trainer, pytest.raises(CollectorError, match="no_reward"):
+        trainer.train(Silent)
+
+
+def test_faults_of_the_input_are_found_before_training(config: PPOConfig, tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="nowhere"):
+        PPOTrainer(changed(config, f"tokenizer_path={tmp_path / 'nowhere'}"), ROWS)
+    with pytest.raises(ConfigError, match="train_dataset"):
+        PPOTrainer(config)
+    with pytest.raises(ConfigError, match="tokenizer_path"):
+        PPOTrainer(changed(config, "tokenizer_path=''"), ROWS)
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(CheckpointError, match="cannot write the run's folder"):
+        PPOTrainer(changed(config, f"fileroot={file}"), ROWS)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "floor"),
+    [
+        (["rollout.group_size=8", "actor.reward_norm=null"], 1),
+        (["rollout.group_size=8", "actor.reward_norm={mean_level: batch, std_level: batch}"], 1),
+        (["rollout.group_size=8", "actor.reward_norm={mean_level: null, std_level: group}"], 2),
+        (["rollout.group_size=1", "actor.adv_norm={mean_level: group}"], 1),
+        (["rollout.group_size=8", "actor.min_usable_group_size=4"], 4),
+        (["rollout.group_size=8", "actor.min_usable_group_size=1"], None),
+        (["rollout.group_size=1", "actor.min_usable_group_size=1"], None),
+        (
+            ["rollout.group_size=8", "actor.reward_norm=null", "actor.min_usable_group_size=1"],
+            1,
+        ),
+        (["rollout.group_size=4", "actor.min_usable_group_size=5"], None),
+    ],
+)
+def test_the_floor_of_usable_episodes(overrides: list[str], floor: int | None) -> None:
+    """The table of rule 7; None: refused."""
+    if floor is None:
+        with pytest.raises(ConfigError, match="min_usable_group_size"):
+            min_usable_group_size(load_config(None, overrides))
+    else:
+        assert min_usable_group_size(load_config(None, overrides)) == floor
