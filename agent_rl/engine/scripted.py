@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from agent_rl.engine.base import StreamItem, WeightUpdate, token_budget
@@ -35,7 +35,7 @@ class ScriptedEngine:
     Args:
         replies: see the module docstring. Running out of them is an EngineError unless ``repeat``.
         tokenizer: needed for replies that are text.
-        latency_s: each reply waits this long first; abort and cancellation end the wait.
+        latency_s: each reply waits this long first; abort, close and cancellation end the wait.
         version: weight version of the first tokens.
         repeat: start again from the first reply when all are used.
     """
@@ -62,7 +62,7 @@ class ScriptedEngine:
         self._latency_s = latency_s
         self._version = version
         self._repeat = repeat
-        self._aborted: dict[str, asyncio.Event] = {}
+        self._ends: list[tuple[str, asyncio.Future[dict[str, Any] | EngineError]]] = []
         self._running = asyncio.Event()
         self._running.set()
         self._is_closed = False
@@ -76,15 +76,7 @@ class ScriptedEngine:
             raise ContextLengthError(prompt_tokens=len(req.input_ids), limit=limit)
         start = time.perf_counter()
         reply = self._next_reply(req)
-        await self._running.wait()
-        version = self._version
-        aborted = self._aborted.setdefault(req.rid, asyncio.Event())
-        try:
-            if self._latency_s > 0 and await _happens_within(aborted, self._latency_s):
-                reply = {"output_tokens": [], "stop_reason": "abort"}
-            fields = self._fields(await _resolve(reply, req))
-        finally:
-            self._aborted.pop(req.rid, None)
+        version, fields = await self._unless_ended(req, self._wait_for(reply, req))
         count = len(fields["output_tokens"])
         defaults: dict[str, Any] = {
             "input_tokens": tuple(req.input_ids),
@@ -104,8 +96,7 @@ class ScriptedEngine:
         yield response
 
     async def abort(self, rid: str) -> None:
-        if rid in self._aborted:
-            self._aborted[rid].set()
+        self._end({"output_tokens": [], "stop_reason": "abort"}, rid)
 
     async def pause(self) -> None:
         self._running.clear()
@@ -127,6 +118,34 @@ class ScriptedEngine:
 
     async def close(self) -> None:
         self._is_closed = True
+        self._end(EngineError("the engine is closed"))
+
+    async def _wait_for(self, reply: Reply, req: ModelRequest) -> tuple[int, dict[str, Any]]:
+        """The fields of the reply, and the version that the request ran under."""
+        await self._running.wait()
+        version = self._version
+        await asyncio.sleep(self._latency_s)
+        return version, self._fields(await _resolve(reply, req))
+
+    async def _unless_ended(
+        self, req: ModelRequest, work: Coroutine[Any, Any, tuple[int, dict[str, Any]]]
+    ) -> tuple[int, dict[str, Any]]:
+        """Its result, or what abort or close put in its place; cancellation cancels it too."""
+        task = asyncio.ensure_future(work)
+        end: asyncio.Future[dict[str, Any] | EngineError] = asyncio.Future()
+        self._ends.append((req.rid, end))
+        either: set[asyncio.Future[Any]] = {task, end}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else (self._version, self._fields(end.result()))
+        finally:
+            task.cancel()
+            self._ends.remove((req.rid, end))
+
+    def _end(self, reply: dict[str, Any] | EngineError, only_rid: str | None = None) -> None:
+        for rid, end in self._ends:
+            if only_rid in (None, rid) and not end.done():
+                end.set_result(reply)
 
     def _next_reply(self, req: ModelRequest) -> Reply:
         index = len(self.requests)
@@ -152,14 +171,6 @@ class ScriptedEngine:
         if isinstance(reply, list | tuple):
             return {"output_tokens": list(reply)}
         raise EngineError(f"ScriptedEngine cannot use a reply of type {type(reply).__name__}")
-
-
-async def _happens_within(event: asyncio.Event, limit_s: float) -> bool:
-    try:
-        await asyncio.wait_for(event.wait(), limit_s)
-    except TimeoutError:
-        return False
-    return True
 
 
 async def _resolve(reply: Any, req: ModelRequest) -> Any:
