@@ -1,0 +1,159 @@
+"""The demo's tasks, tools, grades and agent, by hand-worked conversations."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from agent_rl import ArealOpenAI, ScriptedEngine, small_model
+from agent_rl.demo.shop import (
+    EXAMPLES,
+    ITEMS,
+    QUESTIONS,
+    TOOLS,
+    ShopAgent,
+    grade,
+    make_tasks,
+    run_tool,
+)
+from agent_rl.tokens.format import ChatFormat
+
+SHOP = {"rope": {"price": 52, "stock": 31}, "tea": {"price": 20, "stock": 75}}
+TASK = {
+    "question": "What do 4 pieces of rope cost?",
+    "shop": SHOP,
+    "call": {"name": "get_total", "arguments": {"item": "rope", "count": 4}},
+    "answer": "208",
+}
+RIGHT_CALL = ("get_total", {"item": "rope", "count": 4})
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(small_model())
+
+
+def call_text(name: str, arguments: dict[str, Any]) -> str:
+    body = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
+def test_tasks_are_the_same_for_the_same_seed() -> None:
+    assert make_tasks(1, 6, "train") == make_tasks(1, 9, "train")[:6]
+    assert make_tasks(1, 6, "train") != make_tasks(2, 6, "train")
+    assert json.loads(json.dumps(make_tasks(1, 3, "train"))) == make_tasks(1, 3, "train")
+
+
+def test_heldout_tasks_share_no_item_with_training_or_the_examples() -> None:
+    train = {item for task in make_tasks(1, 200, "train") for item in task["shop"]}
+    heldout = {item for task in make_tasks(1, 200, "heldout") for item in task["shop"]}
+    assert train == set(ITEMS["train"])
+    assert heldout == set(ITEMS["heldout"])
+    assert not train & heldout
+    assert not (train | heldout) & {"pie", "rope"}
+
+
+def test_every_kind_of_question_comes_in_turn_and_its_call_gives_the_answer() -> None:
+    tasks = make_tasks(3, 30, "train")
+    assert [task["call"]["name"] for task in tasks[:4]] == [*QUESTIONS, "get_price"]
+    for task in tasks:
+        call = task["call"]
+        assert call["arguments"]["item"] in task["question"]
+        assert run_tool(task["shop"], call["name"], call["arguments"]) == task["answer"]
+
+
+def test_every_split_of_the_items_is_in_reach_of_the_token_limit(tokenizer: Any) -> None:
+    """demo.yaml allows 40 new tokens: the longest call and its end-of-turn token fit."""
+    longest = max(
+        len(tokenizer.encode(call_text("get_total", {"item": item, "count": 9})))
+        for items in ITEMS.values()
+        for item in items
+    )
+    assert longest + 1 <= 40
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "result"),
+    [
+        ("get_price", {"item": "rope"}, "52"),
+        ("get_stock", {"item": "tea"}, "75"),
+        ("get_total", {"item": "rope", "count": 4}, "208"),
+        ("get_price", {"item": "melon"}, "error"),
+        ("get_price", {"item": ["rope"]}, "error"),
+        ("get_price", {"item": "rope", "count": 4}, "error"),
+        ("get_total", {"item": "rope"}, "error"),
+        ("get_total", {"item": "rope", "count": "4"}, "error"),
+        ("buy", {"item": "rope"}, "error"),
+        ("get_price", {}, "error"),
+    ],
+)
+def test_tools(name: str, arguments: dict[str, Any], result: str) -> None:
+    assert run_tool(SHOP, name, arguments) == result
+
+
+@pytest.mark.parametrize(
+    ("calls", "answer", "reward"),
+    [
+        ([], "208", 0.0),
+        ([("buy", {"item": "rope"})], "208", 0.1),
+        ([("get_price", {"item": "rope"})], "208", 0.2),
+        ([("get_total", {"item": "rope", "count": 5})], "208", 0.2),
+        ([("get_price", {"item": "rope"}), RIGHT_CALL], "208", 0.2),
+        ([RIGHT_CALL], "", 0.5),
+        ([RIGHT_CALL], "207", 0.5),
+        ([RIGHT_CALL], "207 or 208", 0.5),
+        ([RIGHT_CALL], "2080", 0.5),
+        ([RIGHT_CALL], "208", 1.0),
+        ([RIGHT_CALL], "They cost 208.", 1.0),
+    ],
+)
+def test_grades(calls: list[tuple[str, Any]], answer: str, reward: float) -> None:
+    assert grade(TASK, calls, answer) == reward
+
+
+async def test_the_agent_calls_the_tool_reads_the_result_and_answers(tokenizer: Any) -> None:
+    engine = ScriptedEngine([call_text(*RIGHT_CALL), "208"], tokenizer=tokenizer)
+    client = ArealOpenAI(engine, tokenizer, chat_template_type="concat")
+    assert await ShopAgent().run(TASK, client=client) == 1.0
+    first, second = client.interactions.values()
+    assert second.parent is first
+    assert [message["role"] for message in second.messages[-3:]] == ["user", "assistant", "tool"]
+    assert second.messages[-1]["content"] == "208"
+    assert tokenizer.decode(second.model_response.input_tokens).endswith(
+        "<|im_start|>user\n<result>\n208\n</result><|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("replies", "reward"),
+    [
+        (["208"], 0.0),
+        (["<tool_call>\n{oh"], 0.0),
+        ([call_text("buy", {}), "208"], 0.1),
+        ([call_text("get_price", {"item": "rope"}), call_text(*RIGHT_CALL)], 0.2),
+        ([call_text(*RIGHT_CALL), call_text(*RIGHT_CALL)], 0.5),
+        ([call_text(*RIGHT_CALL), "About 200."], 0.5),
+    ],
+)
+async def test_what_an_agent_on_the_wrong_way_earns(
+    replies: list[str], reward: float, tokenizer: Any
+) -> None:
+    engine = ScriptedEngine(replies, tokenizer=tokenizer)
+    client = ArealOpenAI(engine, tokenizer, chat_template_type="concat")
+    assert await ShopAgent().run(TASK, client=client) == reward
+    assert len(engine.requests) == len(replies)
+
+
+def test_prompts_share_all_but_the_question(tokenizer: Any) -> None:
+    """What the engine prefills and the trainer computes once for a whole batch."""
+    chat = ChatFormat.of(tokenizer)
+    prompts = [
+        chat.render([*EXAMPLES, {"role": "user", "content": task["question"]}], TOOLS)
+        for task in make_tasks(1, 6, "train")
+    ]
+    shared = next(i for i, ids in enumerate(zip(*prompts, strict=False)) if len(set(ids)) > 1)
+    assert max(map(len, prompts)) - shared < 20
+    assert max(map(len, prompts)) < 410
