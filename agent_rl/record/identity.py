@@ -11,7 +11,7 @@ Keys are 64-bit hashes seeded per process; they find candidates, tokens confirm 
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Hashable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from agent_rl.types import JsonObject
@@ -90,7 +90,7 @@ def text_of(message: Mapping[str, Any]) -> str:
     return str(content)
 
 
-def as_messages(messages: Sequence[Any]) -> list[JsonObject]:
+def as_messages(messages: Iterable[Any]) -> list[JsonObject]:
     """Chat messages as JSON objects; SDK message objects are dumped.
 
     Raises:
@@ -99,11 +99,12 @@ def as_messages(messages: Sequence[Any]) -> list[JsonObject]:
     """
     if isinstance(messages, str | bytes | Mapping):
         raise TypeError(f"messages must be a list of objects, not {type(messages).__name__}")
-    if not messages:
+    found = list(messages)
+    if not found:
         raise ValueError("messages is empty; a request needs at least one message")
-    if set(map(type, messages)) == {dict}:
-        return list(messages)
-    return [_as_json(message, index) for index, message in enumerate(messages)]
+    if set(map(type, found)) == {dict}:
+        return found
+    return [_as_json(message, index) for index, message in enumerate(found)]
 
 
 def _as_json(message: Any, index: int) -> JsonObject:

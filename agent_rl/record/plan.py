@@ -9,7 +9,7 @@ branch has a ``fork_reason`` ("code: detail"). Ids of model output are never enc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from agent_rl.record.history import History
@@ -112,6 +112,8 @@ def plan_prompt(request: Request, history: History, fmt: ChatFormat) -> PromptPl
     obstacle = None
     if found is not None:
         obstacle = _changed_rendering(request, found)
+        if obstacle is None:  # one copy of the tools is kept, not one for each turn
+            request = replace(request, tools=found.tools)
         if obstacle is None and request.chat_template_type == "concat":
             prompt, obstacle = _bridged(request, history.num_messages, found, fmt)
     if prompt is None:

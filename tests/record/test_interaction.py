@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from fix_format import PROMPT, Talk, answer_of, assistant, fix_format, tool, user
+from fix_format import PROMPT, T2, Talk, answer_of, assistant, fix_format, tool, user
 
 from agent_rl.record.export import export_interactions
 from agent_rl.record.interaction import InteractionWithTokenLogpReward
@@ -162,6 +162,22 @@ def test_memory_is_that_of_the_new_tokens() -> None:
     assert sizes[0] < 2000 and sizes[1] < 2000
 
 
+def test_memory_is_that_of_the_new_tokens_where_reasoning_is_stripped() -> None:
+    """Every turn is a branch; it shares the ids up to where the turn before was rewritten."""
+    talk = Talk("hf", fix_format(T2))
+    thought = assistant("b", reasoning_content="a")
+    messages = [user("hi")]
+    for turn in range(20):
+        talk.say(f"c{turn}", messages, [8, 20, 9, 21, 2], thought)
+        messages = [*messages, thought, user("yo")]
+    branches = list(talk.cache.values())[1:]
+    assert {len(one.path.own) for one in branches} == {17}
+    assert all(one.parent is None and one.fork_reason for one in branches)
+    last = branches[-1]
+    assert last.tokens[:-5] == fix_format(T2).render(last.messages)
+    assert sum(last.as_row(0).to_row().loss_mask) == 5
+
+
 def test_only_recent_leaves_hold_their_ids_as_a_tuple() -> None:
     talk = Talk()
     messages = [user("hi")]
@@ -175,6 +191,13 @@ def test_only_recent_leaves_hold_their_ids_as_a_tuple() -> None:
     assert talk.cache["c2"].path.whole() is not talk.cache["c2"].path.whole()
     last = talk.say("c3", messages, [20, 2])
     assert last.parent is talk.cache["c2"]
+
+
+def test_tools_are_kept_once() -> None:
+    talk = Talk()
+    c1 = talk.say("c1", [user("hi")], [20, 2], tools=[tool("f")])
+    c2 = talk.say("c2", [user("hi"), assistant("a"), user("yo")], [24, 2], tools=[tool("f")])
+    assert c2.tools is c1.tools
 
 
 def test_fields() -> None:
