@@ -13,7 +13,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import groupby
+from itertools import compress, groupby
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -22,7 +22,7 @@ from agent_rl.record.jsonl import append_lines, json_line, read_lines
 from agent_rl.types import JsonObject, TensorDict
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
-TaskId: TypeAlias = str | int | None
+TaskId: TypeAlias = str | int
 
 logger = logging.getLogger(__name__)
 
@@ -210,7 +210,7 @@ def read_dump(path: str | Path) -> list[TrajectoryRecord]:
 def safe_name(task_id: object) -> str:
     """A file name for any id: as it is where that is safe, else with a hash. Never the same twice.
 
-    "42" -> "42";  "../x" -> ".._x-<16 hex digits of its hash>"
+    "42" -> "42";  "../x" -> "___x-<16 hex digits of its hash>"
     """
     text = str(task_id)
     is_safe = re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", text) and text[-1] != "."
@@ -229,22 +229,28 @@ def _rows_of(table: TensorDict, version: int) -> Iterator[dict[str, Any]]:
     for key in ("input_ids", "attention_mask", "rewards"):
         if key not in table:
             raise ValueError(f"the rows have no {key}")
-    columns: dict[str, Any] = {
-        key: value.tolist() for key, value in table.items() if hasattr(value, "tolist")
-    }
-    originals = columns.get("original_rewards")
-    for index, attended in enumerate(columns["attention_mask"]):
-        keep = [position for position, bit in enumerate(attended) if bit]
-        ids = columns["input_ids"][index]
-        mask = columns["loss_mask"][index] if "loss_mask" in columns else [0] * len(ids)
-        versions = columns["versions"][index] if "versions" in columns else [version] * len(ids)
+    ids, attended = _column(table, "input_ids"), _column(table, "attention_mask")
+    masks = _column(table, "loss_mask") or [[0] * len(row) for row in ids]
+    versions = _column(table, "versions") or [[version] * len(row) for row in ids]
+    rewards, originals = _column(table, "rewards"), _column(table, "original_rewards")
+    for index, row in enumerate(ids):
+        if not len(row) == len(attended[index]) == len(masks[index]) == len(versions[index]):
+            raise ValueError(f"row {index}: ids, masks and versions have different lengths")
+        kept = (compress(column[index], attended[index]) for column in (ids, masks, versions))
+        token_ids, loss_mask, row_versions = map(list, kept)
         yield {
-            "token_ids": [ids[position] for position in keep],
-            "loss_mask": [mask[position] for position in keep],
-            "versions": [versions[position] for position in keep],
-            "reward": columns["rewards"][index],
-            "original_reward": originals[index] if originals is not None else None,
+            "token_ids": token_ids,
+            "loss_mask": loss_mask,
+            "versions": row_versions,
+            "reward": rewards[index],
+            "original_reward": originals[index] if originals else None,
         }
+
+
+def _column(table: TensorDict, key: str) -> list[Any]:
+    """The values as lists; empty where there is no such key."""
+    values: Any = table.get(key)
+    return [] if values is None else list(values.tolist())
 
 
 def _error_record(task_id: TaskId, sample_idx: int, error: str) -> TrajectoryRecord:

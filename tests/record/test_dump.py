@@ -169,7 +169,11 @@ def broken(ids: Sequence[int]) -> str:
         (None, words, "there is no trajectory"),
         ({"input_ids": torch.ones(1, 2)}, words, "no attention_mask"),
         (table([0, 1]), broken, "no such token"),
-        ({**table([0, 1]), "loss_mask": torch.ones(1, 1)}, words, "index out of range"),
+        (
+            {**table([0, 1]), "loss_mask": torch.ones(1, 1)},
+            words,
+            "row 0: ids, masks and versions have different lengths",
+        ),
     ],
 )
 def test_failing_dump_is_one_warning(
