@@ -84,6 +84,28 @@ def train(
         trainer.train(workflow=workflow, eval_workflow=eval_workflow)
 
 
+@app.command()
+@click.argument("model")
+@click.option("--renderer", default="auto", show_default=True, help="Model family, or template.")
+@click.option("--tool-call-parser", default="auto", show_default=True)
+@click.option("--reasoning-parser", default="auto", show_default=True)
+def certify(model: str, renderer: str, tool_call_parser: str, reasoning_parser: str) -> None:
+    """Try out which kinds of turns MODEL's tokenizer and chat template can do token-exactly.
+
+    Example: agent-rl certify ./my-model
+    """
+    from agent_rl.engine.loading import load_tokenizer
+    from agent_rl.tokens.certify import certify
+
+    certification = certify(
+        load_tokenizer(model),
+        renderer=renderer,
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
+    )
+    click.echo(certification.table())
+
+
 def main() -> None:
     """Entry point of ``agent-rl``: maps every outcome to an exit code and one line."""
     try:

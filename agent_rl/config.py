@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from agent_rl.errors import ConfigError
 from agent_rl.types import ChatTemplateType, ExportStyle, GenerationConfig
@@ -32,6 +40,15 @@ TimeoutS = Annotated[Annotated[float, Field(gt=0)] | None, BeforeValidator(_no_l
 
 _EXPONENT = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]+")
 """2e-5 is a number to everyone but YAML 1.1, which wants 2.0e-5."""
+
+
+def _one_folder(name: str) -> str:
+    if name in (".", "..") or any(sign in name for sign in "/\\\0"):
+        raise ValueError("it must name one folder: no slashes, not . or ..")
+    return name
+
+
+FolderName = Annotated[str, AfterValidator(_one_folder)]
 
 
 class Section(BaseModel):
@@ -57,6 +74,11 @@ class AgentConfig(Section):
     )
     max_requests: int | None = Field(
         64, gt=0, description="model calls one episode may make; null is no limit"
+    )
+    on_agent_error: Literal["drop", "zero", "keep"] = Field(
+        "drop",
+        description="an agent that raises: drop its turns, use them with a last reward of 0, or "
+        "keep the rewards that were set",
     )
 
     @model_validator(mode="after")
@@ -349,8 +371,8 @@ class StatsLoggerConfig(Section):
 class PPOConfig(Section):
     """The config of ``PPOTrainer``."""
 
-    experiment_name: str = Field("agent_rl", min_length=1)
-    trial_name: str = Field("trial", description="may be empty: no folder of its own")
+    experiment_name: FolderName = Field("agent_rl", min_length=1)
+    trial_name: FolderName = Field("trial", description="may be empty: no folder of its own")
     fileroot: str = Field(
         "runs", description="the run is written to {fileroot}/{experiment_name}/{trial_name}"
     )

@@ -23,11 +23,13 @@ from agent_rl.engine.base import InferenceEngine, WeightUpdate
 from agent_rl.engine.loading import load_model, load_tokenizer
 from agent_rl.engine.local import LocalEngine
 from agent_rl.errors import CheckpointError, ConfigError
+from agent_rl.record.dump import TrajectoryDump
 from agent_rl.rollout.dataloader import DataLoader
 from agent_rl.rollout.executor import RolloutEngine
 from agent_rl.stats import tracker as stats_tracker
 from agent_rl.stats.logger import FinetuneSpec, StatsLogger
 from agent_rl.stats.redact import redact_sensitive_config
+from agent_rl.tokens.certify import certify
 from agent_rl.train.actor import Actor
 from agent_rl.train.batch import Batch
 from agent_rl.train.checkpoint import save_hf_checkpoint
@@ -88,7 +90,7 @@ class PPOTrainer:
         engine: InferenceEngine | None = None,
     ) -> None:
         self.config = config
-        self.run_dir = Path(config.fileroot) / config.experiment_name / config.trial_name
+        self.run_dir = _run_dir(config)
         rows = _rows("train_dataset", train_dataset, config.train_dataset)
         if not rows:
             raise ConfigError("there is no train_dataset: give PPOTrainer one or set the key")
@@ -100,6 +102,7 @@ class PPOTrainer:
         self.tokenizer = tokenizer or load_tokenizer(_model_path(config))
         self.engine, self._model = _engine_and_model(config, self.tokenizer, engine)
         self._owns_engine = engine is None
+        self._report_certification()
         self.actor = Actor(
             self._model,
             config.actor,
@@ -115,6 +118,7 @@ class PPOTrainer:
             eval_gconfig=self.eval_gconfig,
             min_usable_group_size=min_usable_group_size(config),
             seed=config.seed,
+            dump=self._trajectory_dump(),
         )
         spec = FinetuneSpec(
             total_train_epochs=-(-self.total_steps // len(self._loader)),
@@ -226,6 +230,28 @@ class PPOTrainer:
         """Write the weights as the Hugging Face folder ``{run_dir}/checkpoints/{name}``."""
         return save_hf_checkpoint(self._model, self.tokenizer, self.run_dir / "checkpoints" / name)
 
+    def _trajectory_dump(self) -> TrajectoryDump | None:
+        if not self.config.rollout.dump_to_file:
+            return None
+        folder = _run_dir(self.config, self.config.rollout.fileroot)
+        return TrajectoryDump(folder, self.tokenizer.decode)
+
+    def _report_certification(self) -> None:
+        """Say at start-up what this tokenizer and template can do exactly."""
+        agent = self.config.rollout.agent
+        certification = certify(
+            self.tokenizer,
+            tool_call_parser=agent.tool_call_parser,
+            reasoning_parser=agent.reasoning_parser,
+        )
+        logger.info("%s", certification.summary())
+        if agent.chat_template_type == "concat" and not certification.is_multi_turn_exact:
+            logger.warning(
+                "rollout.agent.chat_template_type=concat, but this chat template has no exact next "
+                "turn (%s): later turns start new branches",
+                certification.feature("multi-turn").reason,
+            )
+
     def _run_evaluation(self, workflow: dict[str, Any]) -> None:
         if not self.valid_rows:
             raise ConfigError("there is no valid_dataset: give PPOTrainer one or set the key")
@@ -244,6 +270,10 @@ class PPOTrainer:
     def _commit(self, step: int, stats: Mapping[str, float]) -> None:
         epoch, epoch_step = divmod(step, len(self._loader))
         self._logger.commit(epoch, epoch_step, step, stats)
+
+
+def _run_dir(config: PPOConfig, fileroot: str | None = None) -> Path:
+    return Path(fileroot or config.fileroot) / config.experiment_name / config.trial_name
 
 
 def _rows(key: str, given: Dataset | None, configured: str | None) -> list[JsonObject]:
