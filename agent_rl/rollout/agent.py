@@ -94,7 +94,13 @@ class AgentWorkflow(RolloutWorkflow):
             engine_max_tokens=config.engine_max_tokens,
             max_requests=config.max_requests,
         )
-        returned = await self._run(client, data)
+        error = None
+        try:
+            returned = await self._run(client, data)
+        except EpisodeError as raised:
+            if config.on_agent_error == "drop" or not client.interactions:
+                raise
+            error, returned = raised, 0.0 if config.on_agent_error == "zero" else None
         if not client.interactions:
             raise EpisodeRejectedError(
                 f"{self._name} finished without one recorded model call: it used another client "
@@ -103,7 +109,7 @@ class AgentWorkflow(RolloutWorkflow):
             )
         self._set_rewards(client, returned)
         exported = client.export_interactions(config.export_style, config.turn_discount)
-        return Exported(_with_reference(exported), _orphans(client))
+        return Exported(_with_reference(exported), _orphans(client), error)
 
     async def _run(self, client: ArealOpenAI, data: JsonObject) -> object:
         available = {

@@ -9,12 +9,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from agent_rl.errors import CheckpointError, DatasetError
 from agent_rl.types import JsonObject
+
+
+class DataSource(Protocol):
+    """What ``prepare_batch`` draws from; DataLoader is one."""
+
+    batch_size: int
+    num_items: int
+
+    def take(self, count: int) -> list[JsonObject]: ...
 
 
 class DataLoader:
@@ -90,6 +99,13 @@ class DataLoader:
         if self._shuffle:
             random.Random(f"{self._seed}/{self._epoch}").shuffle(order)
         return order
+
+
+def patience(dataloader: DataSource) -> int:
+    """Groups that may end in a row without one acceptance: two passes over the data, but at least
+    8 and at most 64 batches."""
+    size = dataloader.batch_size
+    return min(max(2 * dataloader.num_items, 8 * size), 64 * size)
 
 
 def as_native(value: object) -> Any:

@@ -46,15 +46,18 @@ _DTYPES = {
 
 
 class Exported(dict[str, InteractionWithTokenLogpReward]):
-    """The interactions of an agent's episode, and its orphans: never trained on, only dumped."""
+    """The interactions of an agent's episode, and what is only dumped and counted beside them:
+    its orphans, and the error with which the agent ended where its turns are used all the same."""
 
     def __init__(
         self,
         interactions: Mapping[str, InteractionWithTokenLogpReward],
         orphans: Iterable[InteractionWithTokenLogpReward] = (),
+        error: EpisodeError | None = None,
     ) -> None:
         super().__init__(interactions)
         self.orphans = tuple(orphans)
+        self.error = error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,7 @@ class Episode:
     num_rows: int
     reference: float | None
     orphans: tuple[InteractionWithTokenLogpReward, ...] = ()
+    error: EpisodeError | None = None
 
     @property
     def interactions(self) -> dict[str, InteractionWithTokenLogpReward] | None:
@@ -172,6 +176,7 @@ def _from_interactions(found: Mapping[str, InteractionWithTokenLogpReward]) -> E
         num_rows=len(found),
         reference=next(iter(references), None),
         orphans=found.orphans if isinstance(found, Exported) else (),
+        error=found.error if isinstance(found, Exported) else None,
     )
 
 

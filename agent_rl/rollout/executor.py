@@ -9,43 +9,30 @@ from __future__ import annotations
 
 import copy
 import itertools
-import logging
 import random
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from agent_rl.config import RolloutConfig
 from agent_rl.engine.base import InferenceEngine, StreamItem, WeightUpdate
-from agent_rl.engine.loading import load_tokenizer
 from agent_rl.errors import CollectorError
 from agent_rl.record.dump import TrajectoryDump
 from agent_rl.rollout.agent import InlineSettings
 from agent_rl.rollout.collector import Collector
+from agent_rl.rollout.dataloader import DataSource, patience
 from agent_rl.rollout.group import GroupedRolloutWorkflow
 from agent_rl.rollout.lane import AcceptFn, Counts, Lane, Submission
 from agent_rl.rollout.resolve import resolve_accept, resolve_workflow
-from agent_rl.rollout.staleness import Limits
-from agent_rl.rollout.task import TaskRunner
+from agent_rl.rollout.staleness import Limits, head_version
+from agent_rl.rollout.task import TaskRunner, open_dump
 from agent_rl.stats import tracker as stats_tracker
 from agent_rl.types import GenerationConfig, JsonObject, ModelRequest, ModelResponse, TensorDict
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-logger = logging.getLogger(__name__)
-
-
-class DataSource(Protocol):
-    """What ``prepare_batch`` draws from; ``rollout.dataloader.DataLoader`` is one."""
-
-    batch_size: int
-    num_items: int
-
-    def take(self, count: int) -> list[JsonObject]: ...
 
 
 class RolloutEngine:
@@ -80,6 +67,8 @@ class RolloutEngine:
         self.engine = engine
         self.config = config = config or RolloutConfig()
         if tokenizer is None and config.tokenizer_path is not None:
+            from agent_rl.engine.loading import load_tokenizer
+
             tokenizer = load_tokenizer(config.tokenizer_path)
         self._settings = {
             is_eval: InlineSettings(tokenizer=tokenizer, gconfig=sampling, config=config.agent)
@@ -104,7 +93,7 @@ class RolloutEngine:
             engine,
             on_error=config.on_error,
             timeout_s=config.episode_timeout_s,
-            dump=_dump(config, tokenizer) if dump is None else dump,
+            dump=open_dump(config, tokenizer) if dump is None else dump,
         )
         lanes = (self._stream, self._eval)
         self._collector = Collector(runner.run, engine.get_version, lanes)
@@ -205,21 +194,22 @@ class RolloutEngine:
         group_size = self.config.group_size if group_size is None else group_size
         make = self._maker(workflow, workflow_kwargs, should_accept_fn, group_size, False)
         lane, size = self._stream, dataloader.batch_size
-        patience = _patience(dataloader)
+        limit = patience(dataloader)
 
         def is_full() -> bool:
             return (lane.ended if dynamic_bs else len(lane.finished)) >= size
 
         while not is_full():
-            if lane.fruitless >= patience:
+            if lane.fruitless >= limit:
                 self._give_up(lane)
             self._top_up(dataloader, make)
             self._collector.wait_for(
                 lane,
-                lambda: is_full() or len(lane.waiting) < size or lane.fruitless >= patience,
+                lambda: is_full() or len(lane.waiting) < size or lane.fruitless >= limit,
                 None,
             )
         groups = self._take(lane, size)
+        self._record_staleness(groups)
         self._top_up(dataloader, make)
         return groups
 
@@ -277,6 +267,15 @@ class RolloutEngine:
         random.Random(f"{self._seed}/{self._num_batches}").shuffle(groups)
         self._num_batches += 1
         return groups
+
+    def _record_staleness(self, groups: Sequence[TensorDict]) -> None:
+        """The bound is on starting: a group that takes long is older when it ends."""
+        ages = [
+            self.get_version() - oldest for group in groups if (oldest := head_version(group)) >= 0
+        ]
+        if ages:
+            mean = sum(ages) / len(ages)
+            stats_tracker.get("rollout").scalar(staleness=mean, max_staleness=max(ages))
 
     def _refuse_if_paused(self) -> None:
         if self._collector.is_paused:
@@ -378,21 +377,3 @@ class RolloutEngine:
     @property
     def _no_bound(self) -> Limits:
         return Limits(max_concurrent=self._max_concurrent)
-
-
-def _dump(
-    config: RolloutConfig, tokenizer: PreTrainedTokenizerBase | None
-) -> TrajectoryDump | None:
-    if not config.dump_to_file:
-        return None
-    if config.fileroot is None:
-        logger.warning("rollout.dump_to_file: nothing is dumped, for rollout.fileroot is not set")
-        return None
-    return TrajectoryDump(config.fileroot, None if tokenizer is None else tokenizer.decode)
-
-
-def _patience(dataloader: DataSource) -> int:
-    """Groups that may end in a row without one acceptance: two passes over the data, but at least
-    8 and at most 64 batches."""
-    size = dataloader.batch_size
-    return min(max(2 * dataloader.num_items, 8 * size), 64 * size)

@@ -46,7 +46,10 @@ class GroupedInteractions(dict[str, InteractionWithTokenLogpReward]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """What became of one episode: usable, rejected by the workflow (both None), or an error."""
+    """What became of one episode: usable, rejected by the workflow (both None), or an error.
+
+    Both are set where the agent failed and its turns are used all the same.
+    """
 
     episode: Episode | None = None
     error: AgentRLError | None = None
@@ -174,7 +177,8 @@ async def run_slot(
     A broken contract is raised in either case: trying again cannot mend it.
     """
     try:
-        return Slot(episode=await run_episode(workflow, engine, data, timeout_s=timeout_s))
+        episode = await run_episode(workflow, engine, data, timeout_s=timeout_s)
+        return Slot(episode=episode, error=None if episode is None else episode.error)
     except WorkflowContractError:
         raise
     except EpisodeRejectedError as error:

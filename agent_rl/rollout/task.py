@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
+from typing import TYPE_CHECKING
 
 from agent_rl import workflow_context
+from agent_rl.config import RolloutConfig
 from agent_rl.engine.base import InferenceEngine
 from agent_rl.errors import AgentRLError, EpisodeRejectedError, boundary
 from agent_rl.record.dump import TrajectoryDump
@@ -30,6 +32,9 @@ from agent_rl.rollout.group import (
 from agent_rl.rollout.lane import Finished, Status, Submission
 from agent_rl.stats import tracker as stats_tracker
 from agent_rl.types import TensorDict
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -164,3 +169,15 @@ def _without_rows(submission: Submission, slots: tuple[Slot, ...]) -> Finished:
         reason = "incomplete_group" if is_partial else "workflow_returned_none"
     last = next(iter(reversed(failures or errors)), None)
     return Finished(submission=submission, status=status, reason=reason, error=last)
+
+
+def open_dump(
+    config: RolloutConfig, tokenizer: PreTrainedTokenizerBase | None
+) -> TrajectoryDump | None:
+    """The dump that ``rollout.dump_to_file`` and ``rollout.fileroot`` ask for."""
+    if not config.dump_to_file:
+        return None
+    if config.fileroot is None:
+        logger.warning("rollout.dump_to_file: nothing is dumped, for rollout.fileroot is not set")
+        return None
+    return TrajectoryDump(config.fileroot, None if tokenizer is None else tokenizer.decode)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import signal
 from decimal import Decimal
 from typing import Any
 
@@ -273,9 +274,6 @@ async def test_a_class_gives_a_fresh_instance_to_each_episode(tokenizer, scripte
 async def test_failures_name_their_boundary(episode, tokenizer) -> None:
     """case B194: the error keeps the agent's own traceback as its cause."""
 
-    class Limit(Exception):
-        pass
-
     class Raises:
         def __init__(self, error: BaseException) -> None:
             self.error = error
@@ -303,6 +301,63 @@ async def test_failures_name_their_boundary(episode, tokenizer) -> None:
     with pytest.raises(EpisodeError) as caught:
         await episode(Asks(), small)
     assert caught.value.boundary == "client"
+
+
+class Limit(Exception):
+    """What a framework raises when its turns are used up."""
+
+
+class EndsEarly:
+    def __init__(self, *, reward: float | None) -> None:
+        self.reward = reward
+
+    async def run(self, data: Any, client: ArealOpenAI) -> float:
+        first = await ask(client, "one")
+        await ask(client, "two")
+        if self.reward is not None:
+            client.set_reward(first.id, self.reward)
+        raise Limit("recursion limit")
+
+
+async def test_what_becomes_of_an_agent_that_raises_after_its_turns(episode) -> None:
+    """case B194: dropped by default; or used, with 0 or with the rewards that were set."""
+    with pytest.raises(EpisodeError, match="recursion limit"):
+        await episode(EndsEarly(reward=0.5))
+    zero = await episode(EndsEarly(reward=0.5), on_agent_error="zero", turn_discount=0.0)
+    assert rewards(zero) == [0.5, 0.0]
+    keep = await episode(EndsEarly(reward=0.5), on_agent_error="keep", turn_discount=0.0)
+    assert rewards(keep) == [0.5, 0.0]
+    assert isinstance(keep.error.__cause__, Limit)
+    with pytest.raises(EpisodeRejectedError, match="returned no reward"):
+        await episode(EndsEarly(reward=None), on_agent_error="keep")
+
+
+def test_an_error_whose_turns_are_used_is_still_counted(tokenizer, scripted, caplog) -> None:
+    """case B194"""
+    config = RolloutConfig(agent=AgentConfig(on_agent_error="zero"))
+    with RolloutEngine(scripted, config, tokenizer=tokenizer) as rollout:
+        groups = rollout.rollout_batch([{}] * 3, EndsEarly, {"reward": None}, group_size=2)
+        stats = rollout.export_stats()
+    assert [group["rollout_group"].row_counts for group in groups] == [(2, 2)] * 3
+    assert stats["rollout/failed/agent"] == 1.0 and stats["rollout/failed"] == 0.0
+    assert stats["rollout/reward"] == 0.0
+    assert caplog.text.count("Traceback") == 1
+
+
+async def test_a_verifier_that_needs_the_main_thread_is_visible(tokenizer, scripted) -> None:
+    """case B84: an error with its cause, never a reward of 0 for all."""
+
+    class Alarm:
+        async def run(self, data: Any, client: ArealOpenAI) -> float:
+            await ask(client)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            return 1.0
+
+    with RolloutEngine(scripted, tokenizer=tokenizer) as rollout:
+        assert await asyncio.to_thread(rollout.rollout_batch, [{}], Alarm) == [None]
+        stats = rollout.export_stats()
+    assert stats["rollout/failed/agent"] == 1.0
+    assert "rollout/reward" not in stats
 
 
 async def test_runaway_agents_are_stopped(episode) -> None:

@@ -171,6 +171,22 @@ def test_groups_and_their_floor(make, rows, replay) -> None:
     assert rollout.rollout_batch([{}], replay([rows(1.0)]), group_size=1)[0] is not None
 
 
+def test_slot_metrics_speak_of_the_time_before_the_filter(make, rows, replay) -> None:
+    rollout = make()
+    workflow = replay([rows(1.0), None, rows(2.0)])
+    rollout.rollout_batch([{}], workflow, group_size=3, should_accept_fn=lambda group: False)
+    stats = rollout.export_stats()
+    assert stats["rollout/usable_slot_count"] == stats["rollout/trainable_slot_count"] == 2.0
+    assert stats["rollout/rejected"] == 1.0
+
+
+def test_the_filter_sees_the_group(make, rows, replay) -> None:
+    seen = []
+    workflow = replay([rows(1.0, 2.0, rollout_reward=2.0), rows(2.0)])
+    make().rollout_batch([{}], workflow, group_size=2, should_accept_fn=seen.append)
+    assert seen[0]["rollout_group"] == RolloutGroup(row_counts=(2, 1), rewards=(2.0, None))
+
+
 def test_prepare_batch_fills_exactly(make, rows) -> None:
     """case B103, the mixed one: every second group is rejected."""
     rollout = make(consumer_batch_size=4)
@@ -255,6 +271,7 @@ def test_no_row_is_staler_than_the_bound(make, rows, restored_version) -> None:
         groups = rollout.prepare_batch(loader, workflow)
         head = min(int(group["versions"][group["loss_mask"].bool()].min()) for group in groups)
         assert 0 <= version - head <= 2
+        assert rollout.export_stats()["rollout/max_staleness"] == version - head
         rollout.set_version(version + 1)
     assert len(workflow.starts) <= (2 + 20 + 1) * 8
 

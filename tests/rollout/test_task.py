@@ -68,7 +68,7 @@ def test_rejected_rows_and_failures_are_dumped(run, replay, rows) -> None:
 def test_orphans_are_dumped_but_no_rows(run, replay, interaction) -> None:
     exported = Exported({"b": interaction("b", 1.0)}, [interaction("a", 0.0)])
     records = run(replay([exported]), 1)
-    assert [(record.orphan, record.reward) for record in records] == [(False, 1.0), (True, 0.0)]
+    assert [(record.orphan, record.reward) for record in records] == [(False, 1.0), (True, None)]
 
 
 def test_second_run_of_a_task_appends(run, replay, rows) -> None:
