@@ -87,6 +87,14 @@ class _Seam:
     needs_system: bool
     needs_names: bool
 
+    def sampled(self, last_id: int, is_end: bool) -> _Mark | None:
+        """The mark that the model sampled last: an end, or one the template writes before it."""
+        for mark in self.marks:
+            is_before_end = self.end is not None and mark.offset < self.end.offset
+            if mark.token_id == last_id and (is_end or is_before_end):
+                return mark
+        return None
+
     def place(self, mark: _Mark, tail: str) -> int | None:
         """Where the mark stands in a real tail, None if the tail is not that of this seam.
 
@@ -147,21 +155,20 @@ class TemplateBridge:
         return tuple(dict.fromkeys(end.token_id for end in ends if end is not None))
 
     def _encode_tail(self, tail: str, seam: _Seam, last_id: int) -> tuple[int, ...] | NoBridge:
-        sampled = next((mark for mark in seam.marks if mark.token_id == last_id), None)
-        is_ended = last_id in self._end_ids
-        if is_ended and sampled is None:
+        sampled = seam.sampled(last_id, last_id in self._end_ids)
+        if sampled is None and last_id in self._end_ids:
             name = self._vocabulary.text_of(last_id)
             return NoBridge(reason=f"the turn ended with {name}, which the template omits")
-        mark = sampled if is_ended else seam.insert
+        mark = sampled or seam.insert
         if mark is None:
-            return NoBridge(reason="the turn has no end, and where to go on cannot be told")
+            return NoBridge(reason="the turn has no end, and the template's end mark is not clear")
         place = seam.place(mark, tail)
         if place is None:
             return NoBridge(reason="what the template writes after a turn depends on its messages")
         ids = self._vocabulary.encode(tail[place:])
         if ids[:1] != [mark.token_id]:
             return NoBridge(reason="the text after the turn is not encoded at a token boundary")
-        return tuple(ids[1:] if is_ended else ids)
+        return tuple(ids[1:] if sampled is not None else ids)
 
     def _seam(
         self,
@@ -278,7 +285,7 @@ class _Trial:
         text = self.template.text([*prompt, *new], tools, self.kwargs)
         asked = self.template.text(prompt[:-1], tools, self.kwargs, add_generation_prompt=False)
         asking = self.template.text(prompt[:-1], tools, self.kwargs)
-        stable = _common_prefix(asked, asking)
+        stable = common_prefix(asked, asking)
         if _USER not in stable or not text.startswith(stable):
             raise _UnsafeError("the template changes the earlier prompt when messages follow")
         start = _end_of_own_text(text, calls)
@@ -287,7 +294,7 @@ class _Trial:
         if not is_once or places != sorted(places) or places[0] < start:
             raise _UnsafeError("the template drops, repeats or moves the new messages")
         closed = self.template.text(prompt, tools, self.kwargs, add_generation_prompt=False)
-        own = _common_prefix(closed[_end_of_own_text(closed, calls) :], text[start:])
+        own = common_prefix(closed[_end_of_own_text(closed, calls) :], text[start:])
         return _Tail(text=text[start:], own=len(own))
 
     def text_between_calls(self, tools: list[JsonObject] | None) -> str:
@@ -358,9 +365,8 @@ def _pattern(gap: str) -> str:
     return _WILDCARD.sub(r"[^\\s<>\"'{}\\[\\]]{1,256}?", re.escape(gap))
 
 
-def _common_prefix(left: str, right: str) -> str:
-    size = next(
-        (i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b),
-        min(len(left), len(right)),
-    )
-    return left[:size]
+def common_prefix(left: str, right: str) -> str:
+    for index, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return left[:index]
+    return min(left, right, key=len)

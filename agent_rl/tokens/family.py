@@ -22,6 +22,8 @@ from agent_rl.types import JsonObject, StopReason
 
 _REFUSALS = (TypeError, ValueError, LookupError, AttributeError, AssertionError)
 _KNOW_DEVELOPER = frozenset({"gpt-oss", "gemma4", "deepseek-v4"})
+# Their renderer fetches a vocabulary of its own, so they are used only when named by the user.
+_DOWNLOADS = frozenset({"gpt-oss"})
 # The families whose tool calls have one of our wire formats; ours also read them while streaming.
 WIRE_FORMATS: Mapping[str, str] = {
     "qwen3": "hermes",
@@ -52,7 +54,7 @@ def family_of(tokenizer: Any) -> str | None:
     from renderers.base import MODEL_RENDERER_MAP
 
     name: str | None = MODEL_RENDERER_MAP.get(getattr(tokenizer, "name_or_path", None) or "")
-    return name
+    return None if name in _DOWNLOADS else name
 
 
 class Family:
@@ -73,7 +75,7 @@ class Family:
         self._openers: dict[str, list[int]] = {}
         try:
             self._default = self._renderer({})
-        except _REFUSALS as error:
+        except (*_REFUSALS, RuntimeError, OSError) as error:
             raise ConfigError(f"renderer {name!r} does not fit this tokenizer: {error}") from error
         # Where a template's own text is looked at for its options, a family lists them.
         self.source = " ".join(sorted(type(self._default.config).template_field_names()))
@@ -140,18 +142,10 @@ class Family:
         tools: Sequence[JsonObject] | None,
         prompt_ids: Sequence[int] | None,
     ) -> ParsedMessage:
-        specs = normal_tools(tools) or None
         prompt = list(prompt_ids) if prompt_ids is not None else None
+        specs = normal_tools(tools) or None
         parsed = self._default.parse_response(list(output_ids), tools=specs, prompt_ids=prompt)
-        calls = [_exact_call(call) if specs else None for call in parsed.tool_calls]
-        raw = [
-            attempt.raw for attempt, call in zip(parsed.tool_calls, calls, strict=True) if not call
-        ]
-        return ParsedMessage(
-            content="\n".join([*([parsed.content] if parsed.content else []), *raw]),
-            reasoning_content=parsed.reasoning_content,
-            tool_calls=tuple(call for call in calls if call),
-        )
+        return _message_of(parsed, tools)
 
     def _ids(
         self,
@@ -204,15 +198,51 @@ class Family:
         return None
 
 
+class Harmony:
+    """Reads gpt-oss's channels where the tokenizer's own template writes them."""
+
+    name = "harmony"
+    _TOKENS = ("return", "call", "start", "end", "channel", "message", "constrain")
+
+    def __init__(self, tokenizer: Any, vocabulary: Vocabulary, ids: Mapping[str, int]) -> None:
+        self._tokenizer = tokenizer
+        self._ids = ids
+        # The generation prompt ends inside the first message's header.
+        self._header = [ids["start"], *vocabulary.encode("assistant")]
+
+    @classmethod
+    def of(cls, tokenizer: Any, vocabulary: Vocabulary) -> Harmony | None:
+        """None where the vocabulary does not have the channels' tokens."""
+        found = {name: vocabulary.id_of(f"<|{name}|>") for name in cls._TOKENS}
+        ids = {name: token_id for name, token_id in found.items() if token_id is not None}
+        return cls(tokenizer, vocabulary, ids) if len(ids) == len(cls._TOKENS) else None
+
+    def end_ids(self) -> tuple[int, ...]:
+        """``<|end|>`` closes one message of a turn and is no end."""
+        return (self._ids["return"], self._ids["call"])
+
+    def parse(
+        self,
+        output_ids: Sequence[int],
+        tools: Sequence[JsonObject] | None,
+        prompt_ids: Sequence[int] | None,
+    ) -> ParsedMessage:
+        from renderers.parsing import parse_gpt_oss
+
+        ids = {f"{name}_id": token_id for name, token_id in self._ids.items()}
+        whole = [*self._header, *output_ids]
+        return _message_of(parse_gpt_oss(self._tokenizer, whole, **ids), tools)
+
+
 class FamilyReader:
-    """Reads a completion of a family whose wire format is not ours: all at its end.
+    """Reads a completion whose wire format is not ours: all at its end.
 
     The same surface as ``MessageReader``; nothing can be shown before ``finish``.
     """
 
     def __init__(
         self,
-        family: Family,
+        family: Family | Harmony,
         tools: Sequence[JsonObject] | None,
         stop: Sequence[str],
         prompt_ids: Sequence[int] | None,
@@ -242,6 +272,18 @@ class FamilyReader:
             reasoning_content=self.message.reasoning_content or "",
             tool_calls=self.message.tool_calls,
         )
+
+
+def _message_of(parsed: Any, tools: Sequence[JsonObject] | None) -> ParsedMessage:
+    """Malformed calls, and all calls where no tools were given, are content."""
+    calls = [_exact_call(attempt) if tools else None for attempt in parsed.tool_calls]
+    pairs = zip(parsed.tool_calls, calls, strict=True)
+    raw = [attempt.raw for attempt, call in pairs if call is None]
+    return ParsedMessage(
+        content="\n".join([*([parsed.content] if parsed.content else []), *raw]),
+        reasoning_content=parsed.reasoning_content,
+        tool_calls=tuple(call for call in calls if call is not None),
+    )
 
 
 def _new_renderer(tokenizer: Any, name: str, kwargs: Mapping[str, Any]) -> Any:

@@ -18,6 +18,7 @@ from agent_rl.tokens.family import (
     WIRE_FORMATS,
     Family,
     FamilyReader,
+    Harmony,
     family_names,
     family_of,
 )
@@ -89,8 +90,7 @@ class ChatFormat:
         self.template: ChatTemplate | Family = self._family or ChatTemplate(
             tokenizer, "hermes" if renderer == "hermes" else "auto"
         )
-        # False where only `renderers` can read what the family writes.
-        self._is_ours = True
+        self._reader = self._chosen_reader(tool_call_parser)
         self._tool_format = self._chosen_tool_format(tool_call_parser)
         self._reasoning = self._chosen_reasoning(reasoning_parser)
         eos, pad = self.vocabulary.eos_id, self.vocabulary.pad_id
@@ -168,8 +168,8 @@ class ChatFormat:
         prompt_ids: Sequence[int] | None = None,
     ) -> MessageReader | FamilyReader:
         """Reads one completion while it arrives: ``feed(ids)``, ``finish(stop_reason)``."""
-        if self._family is not None and not self._is_ours:
-            return FamilyReader(self._family, tools, stop, prompt_ids)
+        if self._reader is not None:
+            return FamilyReader(self._reader, tools, stop, prompt_ids)
         return MessageReader(
             self.vocabulary,
             end_ids=self._end_ids,
@@ -179,6 +179,36 @@ class ChatFormat:
             stop=stop,
             is_reasoning=self._is_reasoning(prompt_ids),
         )
+
+    @property
+    def is_fallback(self) -> bool:
+        """Whether tools are written in the `hermes` form because the template knows none."""
+        return not self.template.knows_tools
+
+    @property
+    def renderer_name(self) -> str:
+        family = self._family
+        return f"renderers: {family.name}" if family else f"chat template {self.template.identity}"
+
+    @property
+    def tool_form(self) -> str:
+        """The wire format in which tool calls are read."""
+        if self._reader is not None:
+            return f"renderers: {self._reader.name}"
+        name = self._tool_format.name if self._tool_format is not None else "none"
+        return f"{name} (fallback: the template ignores tools)" if self.is_fallback else name
+
+    @property
+    def reasoning_name(self) -> str:
+        if self._reader is not None:
+            return f"renderers: {self._reader.name}"
+        return f"{self._reasoning.open}...{self._reasoning.close}" if self._reasoning else "none"
+
+    def closing(self, opened: str) -> str:
+        """What closes the reasoning that a generation prompt ending in ``opened`` has opened."""
+        if self._reasoning is None or not _ends_open(opened, self._reasoning):
+            return ""
+        return f"{self._reasoning.close}\n\n"
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ids with their special tokens, for people to read."""
@@ -210,18 +240,27 @@ class ChatFormat:
             raise ConfigError(f"renderer is {name!r}; it must be one of: {known}")
         return Family(self.tokenizer, self.vocabulary, name)
 
+    def _chosen_reader(self, tool_call_parser: str) -> Family | Harmony | None:
+        """What reads completions where none of our own formats does."""
+        if tool_call_parser != "auto":
+            return None
+        if self._family is None:
+            return Harmony.of(self.tokenizer, self.vocabulary)
+        return None if self._family.name in WIRE_FORMATS else self._family
+
     def _template_ends(self) -> tuple[int, ...]:
-        if self._family is not None:
-            return self._family.end_ids()
+        ends_itself = self._family or self._reader
+        if ends_itself is not None:
+            return ends_itself.end_ids()
         return TemplateBridge(self.template, self.vocabulary, frozenset()).end_ids()
 
     def _chosen_tool_format(self, name: str) -> tool_formats.ToolFormat | None:
         if name == "none":
             return None
+        if self._reader is not None:
+            return None
         if name == "auto" and self._family is not None:
-            wire = WIRE_FORMATS.get(self._family.name)
-            self._is_ours = wire is not None
-            return tool_formats.tool_format(wire) if wire is not None else None
+            name = WIRE_FORMATS[self._family.name]
         if name == "auto":
             name = tool_formats.detect(self.template.source, self.template.knows_tools)
         return tool_formats.tool_format(name)

@@ -23,7 +23,7 @@ USER: dict[str, Any] = {"role": "user", "content": "hello"}
 # (after a user message, after one tool result, after two): why there is no exact bridge.
 BRANCHES: dict[str, tuple[str, str, str]] = {
     "alpaca": ("omits",) * 3,
-    "gpt_oss": ("", "", "whole assistant turn"),
+    "gpt_oss": ("omits", "", "whole assistant turn"),
     "llama_3_1": ("", "", "only one tool call"),
     "mistral_3": ("", "", ""),
 }
