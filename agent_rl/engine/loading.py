@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
@@ -50,12 +48,12 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
 
 
 def inference_view(model: PreTrainedModel) -> PreTrainedModel:
-    """A second module tree over the same parameter objects.
+    """A second module tree over the same parameters and buffers.
 
     Training mode, gradient checkpointing and the attention implementation are flags on modules:
     with a tree of its own the engine is never affected by what the trainer sets meanwhile.
     """
-    shared = {id(parameter): parameter for parameter in model.parameters()}
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     view = copy.deepcopy(model, shared).eval()
     if view.config._attn_implementation not in ("sdpa", "eager"):
         view.set_attn_implementation("sdpa")
@@ -82,47 +80,26 @@ def check_attention(model: PreTrainedModel, max_seq_len: int) -> None:
 
 
 def load_weights(model: PreTrainedModel, folder: Path) -> None:
-    """Copy the safetensors of ``folder`` into the parameters the model already has.
+    """Copy the weights of a model folder into the tensors the model already has.
 
-    All names and shapes are checked before the first tensor is changed.
+    The folder is loaded whole first, so a bad one changes nothing.
 
     Raises:
-        ModelLoadError: files are missing or do not fit the model.
+        ModelLoadError: it cannot be loaded, or is a model of other names or shapes.
     """
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ModelLoadError(f"{folder} holds no .safetensors files")
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    loaded: dict[str, Tensor] = {}
-    for file in files:
-        try:
-            loaded.update(load_file(file))
-        except (OSError, SafetensorError) as error:
-            raise ModelLoadError(f"cannot read the weights {file}: {error}") from error
-    _check_fit(folder, parameters, loaded)
-    with torch.no_grad():
-        for name, tensor in loaded.items():
-            parameters[name].copy_(tensor)
-
-
-def _check_fit(
-    folder: Path, parameters: dict[str, nn.Parameter], loaded: dict[str, Tensor]
-) -> None:
-    # Tied parameters are stored under one of their names only.
-    stored = {id(parameters[name]) for name in loaded if name in parameters}
-    absent = [name for name, parameter in parameters.items() if id(parameter) not in stored]
-    unknown = [name for name in loaded if name not in parameters]
-    misshaped = [
-        name
-        for name, tensor in loaded.items()
-        if name in parameters and parameters[name].shape != tensor.shape
-    ]
-    for problem, names in (("lacks", absent), ("has unknown", unknown), ("misshapes", misshaped)):
-        if names:
+    loaded = load_model(folder, device=torch.device("cpu"), dtype=model.dtype).state_dict()
+    tensors = model.state_dict()
+    for name in sorted(tensors.keys() | loaded.keys()):
+        mine, new = (
+            tuple(side[name].shape) if name in side else None for side in (tensors, loaded)
+        )
+        if mine != new:
             raise ModelLoadError(
-                f"the weights in {folder} do not fit the model: it {problem} {names[0]}"
-                + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+                f"the weights in {folder} do not fit the model: {name} has shape {new}, not {mine}"
             )
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            tensor.copy_(loaded[name])
 
 
 @contextmanager

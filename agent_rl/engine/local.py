@@ -47,7 +47,8 @@ class LocalEngine:
         device: cuda when there is one, else cpu; a loaded model stays where it is by default.
         dtype: of the weights; float32 by default. A loaded model keeps its own.
         max_batch_size: sequences decoded together; more wait in order of arrival.
-        max_seq_len: prompt and completion tokens of one sequence.
+        max_seq_len: prompt and completion tokens of one sequence, at most what the model's
+            positions allow. Keys and values take up to max_batch_size * max_seq_len places.
     """
 
     supported = frozenset(
@@ -73,6 +74,8 @@ class LocalEngine:
             model = model_or_path if device is None else model_or_path.to(device)
             if _dtype(dtype) not in (None, model.dtype):
                 raise ConfigError(f"engine.dtype is {dtype} but the shared model is {model.dtype}")
+        if max_batch_size < 1:
+            raise ConfigError(f"engine.max_batch_size is {max_batch_size}; it must be at least 1")
         limit = getattr(model.config.get_text_config(), "max_position_embeddings", max_seq_len)
         self.max_seq_len = min(max_seq_len, limit)
         self.model = model

@@ -8,7 +8,7 @@ does not depend on its neighbours. Plain batches (temperature only) skip everyth
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -44,6 +44,16 @@ class Truncation:
     min_p_R1: Tensor
     num_candidates: int
     may_be_short: bool
+
+    def only(self, chosen_R: Tensor) -> Truncation:
+        """Those rows alone."""
+        return replace(
+            self,
+            rows_R=self.rows_R[chosen_R],
+            top_k_R1=self.top_k_R1[chosen_R],
+            top_p_R1=self.top_p_R1[chosen_R],
+            min_p_R1=self.min_p_R1[chosen_R],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +153,7 @@ def draw(weights_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     Weights [1, 0, 3], u = .25 -> id 2 (1 is not above 1); u = .24 -> id 0. The sums are of fixed
     point integers: exact in any order, so an id of weight 0 can never be drawn.
     """
-    cumulated_BV = (weights_BV * _FIXED_POINT).to(torch.int64).cumsum(-1)
+    cumulated_BV = (weights_BV * _FIXED_POINT).to(torch.int64).cumsum_(-1)
     total_B = cumulated_BV[:, -1]
     target_B = (uniforms_B * total_B).to(torch.int64)
     ids_B = torch.searchsorted(cumulated_BV, target_B[:, None], right=True)[:, 0]
@@ -158,16 +168,17 @@ def truncate(weights_RV: Tensor, truncation: Truncation) -> Tensor:
     """
     vocab_size = weights_RV.shape[1]
     num_candidates = min(truncation.num_candidates, vocab_size)
-    threshold_R1, is_short_R1 = _thresholds(weights_RV, truncation, num_candidates)
-    if truncation.may_be_short and bool(is_short_R1.any()):
-        threshold_R1, _ = _thresholds(weights_RV, truncation, vocab_size)
+    threshold_R1, is_short_R = _thresholds(weights_RV, truncation, num_candidates)
+    if truncation.may_be_short and bool(is_short_R.any()):
+        short = truncation.only(is_short_R)
+        threshold_R1[is_short_R], _ = _thresholds(weights_RV[is_short_R], short, vocab_size)
     return weights_RV.masked_fill(weights_RV < threshold_R1, 0.0)
 
 
 def _thresholds(
     weights_RV: Tensor, truncation: Truncation, num_candidates: int
 ) -> tuple[Tensor, Tensor]:
-    """The smallest weight that each row keeps, and whether more candidates are needed to tell."""
+    """The smallest weight [R, 1] each row keeps; [R] whether it takes more candidates to tell."""
     top_k_R1, top_p_R1 = truncation.top_k_R1, truncation.top_p_R1
     values_RK = weights_RV.topk(num_candidates).values
     in_top_k_RK = torch.arange(num_candidates, device=values_RK.device) < top_k_R1
@@ -179,7 +190,8 @@ def _thresholds(
     is_cut_R1 = has_top_k_R1 | (top_p_R1 < 1)
     threshold_R1 = values_RK.gather(1, num_kept_R1 - 1) * is_cut_R1
     is_short_R1 = is_cut_R1 & (num_kept_R1 == num_candidates) & (top_k_R1 > num_candidates)
-    return torch.maximum(threshold_R1, truncation.min_p_R1 * values_RK[:, :1]), is_short_R1
+    threshold_R1 = torch.maximum(threshold_R1, truncation.min_p_R1 * values_RK[:, :1])
+    return threshold_R1, is_short_R1[:, 0]
 
 
 def _penalized(logits_BV: Tensor, logprobs_BV: Tensor, plan: SamplingPlan) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 import threading
 from collections.abc import Callable
@@ -181,6 +182,8 @@ async def test_what_it_cannot_do_is_refused(engine: LocalEngine, model: LlamaFor
     assert "grammar" not in LocalEngine.supported
     with pytest.raises(ConfigError, match="bfloat16"):
         LocalEngine(model, dtype="bfloat16")
+    with pytest.raises(ConfigError, match="max_batch_size is 0"):
+        LocalEngine(model, max_batch_size=0)
 
 
 async def test_stream_gives_each_token_then_the_response(engine: LocalEngine) -> None:
@@ -342,6 +345,17 @@ def test_several_event_loops_at_once(model: LlamaForCausalLM) -> None:
         thread.join()
     assert counts == [8] * 9
     asyncio.run(engine.close())
+
+
+@pytest.mark.gpu
+async def test_on_a_gpu(model: LlamaForCausalLM, assert_fresh: Check) -> None:
+    """Prompts of a group and of their own, plain and truncated, against the CPU."""
+    engine = LocalEngine(copy.deepcopy(model), device="cuda")
+    prompts = [prompt(0, 50)] * 4 + [prompt(n, 20 + n) for n in range(4)]
+    requests = [request(ids, top_p=0.9, seed=n, top_k=20) for n, ids in enumerate(prompts)]
+    for response in await asyncio.gather(*map(engine.agenerate, requests)):
+        assert_fresh(model, response)
+    await engine.close()
 
 
 async def test_real_model(assert_fresh: Check) -> None:

@@ -80,10 +80,12 @@ def test_truncation(gconfig: dict[str, float], expected: list[int]) -> None:
 
 def test_a_nucleus_larger_than_the_candidates_is_sorted_whole() -> None:
     """5000 ids, about equally likely: .90005 of them are 4500.25, so 4501 are kept."""
-    logits = torch.linspace(0, 1e-4, 5000)
-    plan = plan_sampling([Row(gconfig=GenerationConfig(top_p=0.90005))], 5000, CPU)
+    flat, peaked = torch.linspace(0, 1e-4, 5000), torch.arange(5000.0)
+    rows = [Row(gconfig=GenerationConfig(top_p=0.90005)) for _ in range(2)]
+    plan = plan_sampling(rows, 5000, CPU)
     assert plan.truncation is not None
-    assert int(truncate(logits.softmax(-1)[None], plan.truncation).count_nonzero()) == 4501
+    weights = truncate(torch.stack([flat, peaked]).softmax(-1), plan.truncation)
+    assert weights.count_nonzero(1).tolist() == [4501, 3]  # 1 - e^-2 < .90005 < 1 - e^-3
 
 
 def test_rows_are_truncated_each_by_its_own_rule() -> None:
