@@ -50,23 +50,9 @@ def check_messages(messages: Any, engine: InferenceEngine) -> tuple[str, ...]:
         raise RequestError("messages must be a non-empty list", param="messages")
     images: list[str] = []
     for index, message in enumerate(messages):
-        where = f"messages[{index}]"
-        if not isinstance(message, dict):
-            raise RequestError(
-                f"{where} must be an object with a role, not {type(message).__name__}", param=where
-            )
-        if message.get("role") not in _ROLES:
-            raise RequestError(
-                f"{where}.role is {message.get('role')!r}; it must be one of {', '.join(_ROLES)}",
-                param=f"{where}.role",
-            )
-        content = message.get("content")
-        if isinstance(content, list):
-            images += _check_parts(content, f"{where}.content")
-        elif content is not None and not isinstance(content, str):
-            raise RequestError(
-                f"{where}.content must be a string or a list of parts", param=f"{where}.content"
-            )
+        is_plain = isinstance(message, dict) and isinstance(message.get("content"), str)
+        if not is_plain or message.get("role") not in _ROLES:
+            images += _check_message(message, f"messages[{index}]")
     if images and "image_data" not in engine.supported:
         raise RequestError(
             f"messages hold images, which this engine ({type(engine).__name__}) cannot read",
@@ -76,11 +62,31 @@ def check_messages(messages: Any, engine: InferenceEngine) -> tuple[str, ...]:
     return tuple(images)
 
 
+def _check_message(message: Any, where: str) -> list[str]:
+    if not isinstance(message, dict):
+        raise RequestError(
+            f"{where} must be an object with a role, not {type(message).__name__}", param=where
+        )
+    role, content = message.get("role"), message.get("content")
+    if role not in _ROLES:
+        raise RequestError(
+            f"{where}.role is {role!r}; it must be one of {', '.join(_ROLES)}",
+            param=f"{where}.role",
+        )
+    if isinstance(content, list):
+        return _check_parts(content, f"{where}.content")
+    if content is not None and not isinstance(content, str):
+        raise RequestError(
+            f"{where}.content must be a string or a list of parts", param=f"{where}.content"
+        )
+    return []
+
+
 def _check_parts(parts: Sequence[Any], where: str) -> list[str]:
     images = []
     for index, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind == "image_url" and isinstance(part["image_url"], dict):
+        if kind == "image_url" and isinstance(part.get("image_url"), dict):
             images.append(str(part["image_url"].get("url")))
         elif kind not in _TEXT_PARTS:
             raise RequestError(

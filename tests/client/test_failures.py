@@ -113,11 +113,12 @@ async def test_timeout_aborts_the_generation(tokenizer: Any) -> None:
             ended.set()
         return "late"
 
-    client, engine = make(tokenizer, slow)
+    client, engine = make(tokenizer, "a", slow)
+    await ask(client, store=False)  # the first prompt of a format takes its time
     with pytest.raises(openai.APITimeoutError):
-        await ask(client.with_options(max_retries=0), timeout=0.02)
+        await ask(client.with_options(max_retries=0), timeout=0.5)
     assert ended.is_set()
-    assert len(engine.requests) == 1 and len(client.interactions) == 0
+    assert len(engine.requests) == 2 and len(client.interactions) == 0
 
 
 async def test_cancelling_reaches_the_engine(tokenizer: Any) -> None:
