@@ -1,6 +1,6 @@
 """Record one conversation and print what training needs of it. Runs in seconds on a CPU.
 
-    python examples/quickstart.py
+python examples/quickstart.py
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ async def main() -> None:
         for key, row in client.export_interactions(style).items():
             tensors = row.to_tensor_dict()
             trained = int(tensors["loss_mask"].sum())
-            print(f"\n{style}: row {key}: {tensors['input_ids'].shape[1]} tokens, {trained} trained")
+            print(
+                f"\n{style}: row {key}: {tensors['input_ids'].shape[1]} tokens, {trained} trained"
+            )
     await engine.close()
 
 
