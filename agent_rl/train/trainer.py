@@ -113,7 +113,7 @@ class PPOTrainer:
         self.rollout = RolloutEngine(
             self.engine,
             config.rollout,
-            tokenizer=self.tokenizer,
+            tokenizer=self._rollout_tokenizer(),
             gconfig=config.gconfig,
             eval_gconfig=self.eval_gconfig,
             min_usable_group_size=min_usable_group_size(config),
@@ -229,6 +229,10 @@ class PPOTrainer:
     def save(self, name: str) -> Path:
         """Write the weights as the Hugging Face folder ``{run_dir}/checkpoints/{name}``."""
         return save_hf_checkpoint(self._model, self.tokenizer, self.run_dir / "checkpoints" / name)
+
+    def _rollout_tokenizer(self) -> PreTrainedTokenizerBase:
+        path = self.config.rollout.tokenizer_path
+        return self.tokenizer if path is None else load_tokenizer(path)
 
     def _trajectory_dump(self) -> TrajectoryDump | None:
         if not self.config.rollout.dump_to_file:
