@@ -28,10 +28,10 @@ _ID, _NAME = "qzxid{:04d}", "qzxtool"  # nine letters and digits, which every te
 _WILDCARD = re.compile(r"qzxid\d{4}|qzxtool")
 _SYSTEM_ROLES = ("system", "developer")
 _SYSTEM: JsonObject = {"role": "system", "content": "qzxsystemzxq"}
-_TOOL: JsonObject = {
-    "type": "function",
-    "function": {"name": _NAME, "description": "", "parameters": {"type": "object"}},
-}
+_TOOL, _OTHER_TOOL = (
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+    for name in (_NAME, "qzxother")
+)
 
 
 class TextTemplate(Protocol):
@@ -76,13 +76,15 @@ class _Seam:
 
     ``gap`` is the text between the assistant's own text and the first new content, ``marks`` are
     its boundary tokens, ``end`` is the one that ends a turn. A turn that the model did not end
-    itself goes on at ``insert``. The latter two are None where they cannot be told.
+    itself goes on at ``insert``. The latter two are None where they cannot be told. ``tools`` are
+    those to render with; the request's own ones only if it ``needs_tools``.
     """
 
     gap: str
     marks: tuple[_Mark, ...]
     end: _Mark | None
     insert: _Mark | None
+    tools: tuple[JsonObject, ...]
     needs_tools: bool
     needs_system: bool
     needs_names: bool
@@ -141,7 +143,7 @@ class TemplateBridge:
             return NoBridge(reason="the template repeats the names of tool calls, not known here")
         dummy = [*([_SYSTEM] if seam.needs_system else []), *_turn(calls), *new_messages]
         try:
-            text = self._template.text(dummy, tools if seam.needs_tools else None, kwargs)
+            text = self._template.text(dummy, tools if seam.needs_tools else seam.tools, kwargs)
             tail = text[_end_of_own_text(text, calls) :]
         except (TokenError, _UnsafeError) as error:
             return NoBridge(reason=str(error))
@@ -208,6 +210,7 @@ class TemplateBridge:
         gap = tail.text[: tail.text.index(_NEW.format(0))]
         marks = self._marks(gap)
         end = self._end_mark(marks, min(tail.own, len(gap)), trial.text_between_calls(tools))
+        is_other_without_tools = has_tools and trial.differs(tail, None, bool(has_system))
         starts = marks[:1] if marks and marks[0].offset == 0 else ()
         return _Seam(
             gap=gap,
@@ -215,7 +218,9 @@ class TemplateBridge:
             end=end,
             # After a tool call the model has written what closes it; only the end is missing.
             insert=end if "tool" in roles else next(iter(starts), None),
-            needs_tools=has_tools and trial.differs(tail, None, bool(has_system)),
+            tools=(_TOOL,) if is_other_without_tools else (),
+            needs_tools=is_other_without_tools
+            and trial.differs(tail, [_OTHER_TOOL], bool(has_system)),
             needs_system=bool(has_system) and trial.differs(tail, tools, False),
             needs_names=_NAME in tail.text,
         )
@@ -285,7 +290,7 @@ class _Trial:
         text = self.template.text([*prompt, *new], tools, self.kwargs)
         asked = self.template.text(prompt[:-1], tools, self.kwargs, add_generation_prompt=False)
         asking = self.template.text(prompt[:-1], tools, self.kwargs)
-        stable = common_prefix(asked, asking)
+        stable = _common_prefix(asked, asking)
         if _USER not in stable or not text.startswith(stable):
             raise _UnsafeError("the template changes the earlier prompt when messages follow")
         start = _end_of_own_text(text, calls)
@@ -294,7 +299,7 @@ class _Trial:
         if not is_once or places != sorted(places) or places[0] < start:
             raise _UnsafeError("the template drops, repeats or moves the new messages")
         closed = self.template.text(prompt, tools, self.kwargs, add_generation_prompt=False)
-        own = common_prefix(closed[_end_of_own_text(closed, calls) :], text[start:])
+        own = _common_prefix(closed[_end_of_own_text(closed, calls) :], text[start:])
         return _Tail(text=text[start:], own=len(own))
 
     def text_between_calls(self, tools: list[JsonObject] | None) -> str:
@@ -365,7 +370,7 @@ def _pattern(gap: str) -> str:
     return _WILDCARD.sub(r"[^\\s<>\"'{}\\[\\]]{1,256}?", re.escape(gap))
 
 
-def common_prefix(left: str, right: str) -> str:
+def _common_prefix(left: str, right: str) -> str:
     for index, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:
             return left[:index]

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from agent_rl.errors import TokenError
-from agent_rl.tokens.bridge import NoBridge, common_prefix
+from agent_rl.tokens.bridge import NoBridge
 from agent_rl.tokens.format import ChatFormat
 from agent_rl.types import JsonObject, StopReason
 
@@ -214,15 +214,18 @@ def _tried(format: ChatFormat, case: _Case) -> Feature:
 
 def _written(format: ChatFormat, case: _Case) -> str:
     """The answer as a model writes it after the generation prompt, with its end."""
-    asking = format.template.text(case.prompt, case.tools)
-    closed = format.template.text(
-        [*case.prompt, case.answer], case.tools, add_generation_prompt=False
+    asking = format.vocabulary.encode(format.template.text(case.prompt, case.tools))
+    closed = format.vocabulary.encode(
+        format.template.text([*case.prompt, case.answer], case.tools, add_generation_prompt=False)
     )
-    shared = len(common_prefix(asking, closed))
-    if str(case.prompt[-1]["content"]) not in asking[:shared]:
+    shared = next(
+        (i for i, pair in enumerate(zip(asking, closed, strict=False)) if pair[0] != pair[1]),
+        min(len(asking), len(closed)),
+    )
+    if str(case.prompt[-1]["content"]) not in format.decode(closed[:shared]):
         return ""  # the template moves the prompt, which the bridge will say
     # A prompt may open reasoning that the template leaves out of a finished answer.
-    return format.closing(asking[shared:]) + closed[shared:]
+    return format.closing(format.decode(asking[shared:])) + format.decode(closed[shared:])
 
 
 def _sampled(format: ChatFormat, case: _Case, written: str) -> tuple[int, ...]:
@@ -246,7 +249,7 @@ def _misread(format: ChatFormat, case: _Case, prompt: Sequence[int], output: Seq
     parsed = format.parse(output, tools=case.tools, stop_reason=case.stop_reason, prompt_ids=prompt)
     expected = [call["function"]["name"] for call in case.answer.get("tool_calls", ())]
     if [call.name for call in parsed.tool_calls] != expected:
-        return f"{format.tool_form} does not read the calls that the template writes"
+        return f"{format.tool_form} does not read the template's calls; choose a tool_call_parser"
     if not expected and parsed.content.strip() != case.answer["content"]:
         return f"the answer is read as {parsed.content!r}"
     return ""

@@ -24,6 +24,14 @@ _REFUSALS = (TypeError, ValueError, LookupError, AttributeError, AssertionError)
 _KNOW_DEVELOPER = frozenset({"gpt-oss", "gemma4", "deepseek-v4"})
 # Their renderer fetches a vocabulary of its own, so they are used only when named by the user.
 _DOWNLOADS = frozenset({"gpt-oss"})
+# Names that SGLang and vLLM use for the tool parsers of families.
+ALIASES: Mapping[str, str] = {
+    "deepseek_v3": "deepseek-v3",
+    "deepseekv3": "deepseek-v3",
+    "kimi_k2": "kimi-k2",
+    "minimax": "minimax-m2",
+    "minimax_m2": "minimax-m2",
+}
 # The families whose tool calls have one of our wire formats; ours also read them while streaming.
 WIRE_FORMATS: Mapping[str, str] = {
     "qwen3": "hermes",
@@ -44,9 +52,9 @@ WIRE_FORMATS: Mapping[str, str] = {
 
 
 def family_names() -> list[str]:
-    from renderers.configs import _CONFIG_BY_NAME
+    from renderers.base import MODEL_RENDERER_MAP
 
-    return sorted(set(_CONFIG_BY_NAME) - {"auto", "default"})
+    return sorted({*MODEL_RENDERER_MAP.values(), *WIRE_FORMATS})
 
 
 def family_of(tokenizer: Any) -> str | None:
@@ -95,17 +103,9 @@ class Family:
         *,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The text of ``render``."""
+        """See ``ChatTemplate.text``."""
         ids = self._ids(messages, tools, chat_template_kwargs or {}, add_generation_prompt)
         return self._vocabulary.decode(ids)
-
-    def render(
-        self,
-        messages: Sequence[JsonObject],
-        tools: Sequence[JsonObject] | None,
-        chat_template_kwargs: Mapping[str, Any] | None,
-    ) -> tuple[int, ...]:
-        return tuple(self._ids(messages, tools, chat_template_kwargs or {}, True))
 
     def extend(
         self,
@@ -288,9 +288,9 @@ def _message_of(parsed: Any, tools: Sequence[JsonObject] | None) -> ParsedMessag
 
 def _new_renderer(tokenizer: Any, name: str, kwargs: Mapping[str, Any]) -> Any:
     from renderers.base import create_renderer, merge_chat_template_kwargs
-    from renderers.configs import _config_class_for
+    from renderers.configs import config_from_name
 
-    kind = _config_class_for(name)
+    kind = type(config_from_name(name))
     try:
         config = merge_chat_template_kwargs(kind(thinking_retention="all"), kwargs)
     except ValueError:

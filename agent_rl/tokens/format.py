@@ -15,6 +15,7 @@ from agent_rl.errors import ConfigError
 from agent_rl.tokens import tool_formats
 from agent_rl.tokens.bridge import NoBridge, TemplateBridge
 from agent_rl.tokens.family import (
+    ALIASES,
     WIRE_FORMATS,
     Family,
     FamilyReader,
@@ -61,7 +62,8 @@ class ChatFormat:
             renderer: "auto" is the family (see ``family``) that knows the tokenizer's model, else
                 the tokenizer's chat template. "template" is the chat template; "hermes" too, with
                 tools in the `hermes` form (see ``hermes``). Otherwise the name of a family.
-            tool_call_parser: "auto", "none", a format of ``tool_formats`` or an SGLang/vLLM name.
+            tool_call_parser: "auto", "none", a format of ``tool_formats``, a family, or the name
+                that SGLang or vLLM has for one of them.
             reasoning_parser: "auto", "none" or a name of ``parse.REASONING_FORMATS``.
 
         Raises:
@@ -242,28 +244,37 @@ class ChatFormat:
 
     def _chosen_reader(self, tool_call_parser: str) -> Family | Harmony | None:
         """What reads completions where none of our own formats does."""
-        if tool_call_parser != "auto":
-            return None
-        if self._family is None:
-            return Harmony.of(self.tokenizer, self.vocabulary)
-        return None if self._family.name in WIRE_FORMATS else self._family
-
-    def _template_ends(self) -> tuple[int, ...]:
-        ends_itself = self._family or self._reader
-        if ends_itself is not None:
-            return ends_itself.end_ids()
-        return TemplateBridge(self.template, self.vocabulary, frozenset()).end_ids()
+        name = ALIASES.get(tool_call_parser, tool_call_parser)
+        if name != "auto":
+            is_ours = name in WIRE_FORMATS or name not in family_names()
+            return None if is_ours else Family(self.tokenizer, self.vocabulary, name)
+        if self._family is not None:
+            return None if self._family.name in WIRE_FORMATS else self._family
+        harmony = Harmony.of(self.tokenizer, self.vocabulary)
+        name = tool_formats.detect(self.template.source, self.template.knows_tools)
+        if harmony is not None or name in tool_formats.FORMATS:
+            return harmony
+        try:
+            return Family(self.tokenizer, self.vocabulary, name)
+        except ConfigError:
+            return None  # the marks of that family, but not its vocabulary
 
     def _chosen_tool_format(self, name: str) -> tool_formats.ToolFormat | None:
-        if name == "none":
-            return None
-        if self._reader is not None:
+        if name == "none" or self._reader is not None:
             return None
         if name == "auto" and self._family is not None:
             name = WIRE_FORMATS[self._family.name]
         if name == "auto":
             name = tool_formats.detect(self.template.source, self.template.knows_tools)
-        return tool_formats.tool_format(name)
+            name = name if name in tool_formats.FORMATS else "hermes"
+        return tool_formats.tool_format(WIRE_FORMATS.get(name, name))
+
+    def _template_ends(self) -> tuple[int, ...]:
+        if self._family is not None:
+            return self._family.end_ids()
+        if isinstance(self._reader, Harmony):
+            return self._reader.end_ids()
+        return TemplateBridge(self.template, self.vocabulary, frozenset()).end_ids()
 
     def _chosen_reasoning(self, name: str) -> ReasoningFormat | None:
         if name == "none":

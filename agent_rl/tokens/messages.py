@@ -111,7 +111,9 @@ def _normal_content(content: Any, place: str, takes_images: bool) -> str | list[
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
-        return str(content)
+        raise TokenError(
+            f"{place} is a {type(content).__name__}; it must be text or a list of parts"
+        )
     parts = [_normal_part(part, f"{place}[{i}]", takes_images) for i, part in enumerate(content)]
     if all(part["type"] == "text" for part in parts):
         return "".join(part["text"] for part in parts)

@@ -398,20 +398,23 @@ def tool_format(name: str) -> ToolFormat:
     return found
 
 
+# What a template's text has if it asks the model for a format; the first that is found counts.
+_HINTS = (
+    ("<function=", "qwen3_coder"),
+    ("<arg_key>", "glm"),
+    ("<minimax:tool_call>", "minimax-m2"),
+    ("<|tool_calls_section_begin|>", "kimi-k2"),
+    ("<\uff5ctool\u2581calls\u2581begin\uff5c>", "deepseek-v3"),
+    ("<tool_call>", "hermes"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("func_name1(", "pythonic"),
+    ("<|python_tag|>", "llama3_json"),
+    ('"parameters": ', "llama3_json"),
+)
+
+
 def detect(source: str, knows_tools: bool) -> str:
-    """The name of the format that a chat template's text asks the model for."""
+    """The format that a chat template's text asks the model for: ours, or that of a family."""
     if not knows_tools:
         return "hermes"
-    if "<function=" in source:
-        return "qwen3_coder"
-    if "<arg_key>" in source:
-        return "glm"
-    if "<tool_call>" in source:
-        return "hermes"
-    if "[TOOL_CALLS]" in source:
-        return "mistral"
-    if "func_name1(" in source:
-        return "pythonic"
-    if "<|python_tag|>" in source or '"parameters": ' in source:
-        return "llama3_json"
-    return "hermes"
+    return next((name for hint, name in _HINTS if hint in source), "hermes")

@@ -154,7 +154,7 @@ class Spy:
 
 _TURNS = st.lists(
     st.tuples(
-        st.lists(st.integers(0, 339), max_size=8),
+        st.lists(st.integers(0, 306), max_size=8),
         st.booleans(),
         st.integers(0, 2),
         st.text(alphabet="ab 🙂\n", min_size=1, max_size=5),

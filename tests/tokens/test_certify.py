@@ -36,10 +36,10 @@ tools, then user  exact        hermes form: the template ignores tools"""
 WHOLE = (
     *("chatml", "command_r", "gemma_3", "glm_4_5", "llama_3", "llama_4", "mistral_7"),
     *("nemotron_3", "phi_3", "phi_4", "phi_4_mini", "qwen2_5", "qwen3", "qwen3_coder"),
-    *("qwen3_thinking", "tulu", "vicuna", "zephyr"),
+    *("deepseek_r1", "deepseek_v3", "minimax_m2", "qwen3_thinking", "tulu", "vicuna", "zephyr"),
 )
-# Their tool calls have a wire format that only the family's own renderer reads.
-UNREAD = ("command_a", "deepseek_r1", "deepseek_v3", "function_gemma", "granite", "kimi_k2")
+# Their tool calls have a wire format that nothing here reads.
+UNREAD = ("command_a", "function_gemma", "granite", "kimi_k2")
 
 
 def statuses(name: str) -> dict[str, str]:
