@@ -117,7 +117,7 @@ async def test_timeout_aborts_the_generation(tokenizer: Any) -> None:
     await ask(client, store=False)  # the first prompt of a format takes its time
     with pytest.raises(openai.APITimeoutError):
         await ask(client.with_options(max_retries=0), timeout=0.5)
-    assert ended.is_set()
+    await asyncio.wait_for(ended.wait(), 10)
     assert len(engine.requests) == 2 and len(client.interactions) == 0
 
 
@@ -138,7 +138,7 @@ async def test_cancelling_reaches_the_engine(tokenizer: Any) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert ended.is_set()
+    await asyncio.wait_for(ended.wait(), 10)
     assert len(client.interactions) == 0
 
 
@@ -157,6 +157,7 @@ async def test_one_failing_choice_cancels_its_siblings(tokenizer: Any) -> None:
     client, _ = make(tokenizer, reply, repeat=True)
     with pytest.raises(openai.InternalServerError, match="choice 1 broke"):
         await ask(client.with_options(max_retries=0), n=3)
+    await asyncio.sleep(0.01)
     assert len(ended) == 2
     assert len(client.interactions) == 0
 
@@ -240,6 +241,7 @@ async def test_many_episodes_at_once_with_random_cancellation(tokenizer: Any) ->
         return client
 
     clients = await asyncio.gather(*[episode(number) for number in range(64)])
+    await asyncio.sleep(0.01)
     assert running == 0
     assert len(asyncio.all_tasks()) == 1
     for number, client in enumerate(clients):
