@@ -2,7 +2,7 @@
 
 Attention runs segment by segment over the path from the root, so that no pair of tokens which may
 not see each other is computed. Log-probs are ``log_softmax(logits / temperature)``, made in chunks:
-float32 logits over the vocabulary never exist for a whole micro-batch. The model is shared with the
+float32 logits over the vocabulary never exist for a large micro-batch. The model is shared with the
 engine: its attention is put back afterwards. Knows nothing of rewards and losses.
 """
 
@@ -23,7 +23,9 @@ from agent_rl.train.tree import Segment
 
 _ATTENTION = "agent_rl_segments"
 _CHUNK_ELEMENTS = 1 << 25
-"""Logits that exist at once: 128 MiB in float32."""
+"""Logits that are worked on at once: 128 MiB in float32."""
+_KEPT_ELEMENTS = 1 << 26
+"""Up to so many (256 MiB) are kept from the forward to the backward pass."""
 
 
 def predicted_logprobs(
@@ -109,23 +111,27 @@ def token_logprobs(
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Keeps the log of the partition sum only; the backward pass makes the logits once more."""
+    """Keeps a few logits for the backward pass; where there are many, makes them once more."""
 
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(hidden.dtype, torch.float32)
-        num_tokens = len(targets)
-        log_sums = torch.empty(num_tokens, dtype=dtype, device=hidden.device)
+        log_sums = torch.empty(len(targets), dtype=dtype, device=hidden.device)
         logprobs, entropies = torch.empty_like(log_sums), torch.empty_like(log_sums)
-        for part in _chunks(num_tokens, len(weight)):
+        ctx.kept = [] if len(targets) * len(weight) <= _KEPT_ELEMENTS else None
+        for part in _chunks(len(targets), len(weight)):
             logits = _logits(hidden[part], weight, temperature, dtype)
-            log_sums[part] = logits.logsumexp(-1)
+            peaks = logits.amax(-1)
+            powers = (logits - peaks[:, None]).exp_()
+            sums = powers.sum(-1)
+            log_sums[part] = sums.log() + peaks
             logprobs[part] = logits.gather(1, targets[part, None])[:, 0] - log_sums[part]
             # H = log Z - sum p x
-            weighted = (logits - log_sums[part, None]).exp_().mul_(logits)
-            entropies[part] = log_sums[part] - weighted.sum(-1)
+            entropies[part] = log_sums[part] - torch.linalg.vecdot(powers, logits) / sums
+            if ctx.kept is not None:
+                ctx.kept.append(logits)
         ctx.save_for_backward(hidden, weight, targets, log_sums, entropies)
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)
@@ -136,19 +142,22 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx: Any, grad_logprobs: Tensor | None, grad_entropies: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, None, None]:
         hidden, weight, targets, log_sums, entropies = ctx.saved_tensors
+        if grad_logprobs is None:
+            grad_logprobs = torch.zeros_like(log_sums)
         grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        for part in _chunks(len(targets), len(weight)):
-            logits = _logits(hidden[part], weight, ctx.temperature, log_sums.dtype)
-            grad = torch.zeros_like(logits)
-            logits -= log_sums[part, None]
+        for i, part in enumerate(_chunks(len(targets), len(weight))):
+            if ctx.kept is not None:
+                logits = ctx.kept[i]
+            else:
+                logits = _logits(hidden[part], weight, ctx.temperature, log_sums.dtype)
+            logs = logits - log_sums[part, None]
+            # dlog p(y)/dx = [y] - p and dH/dx = -p (log p + H)
+            factor = grad_logprobs[part, None]
             if grad_entropies is not None:
-                # dH/dx = -p (log p + H)
-                grad -= logits.exp() * (logits + entropies[part, None]) * grad_entropies[part, None]
-            if grad_logprobs is not None:
-                # dlog p(y)/dx = [y] - p
-                grad -= logits.exp_() * grad_logprobs[part, None]
-                grad.scatter_add_(1, targets[part, None], grad_logprobs[part, None])
+                factor = factor + (logs + entropies[part, None]) * grad_entropies[part, None]
+            grad = logs.exp_().mul_(factor).neg_()
+            grad.scatter_add_(1, targets[part, None], grad_logprobs[part, None])
             grad = grad.div_(ctx.temperature).to(hidden.dtype)
             if grad_hidden is not None:
                 torch.mm(grad, weight, out=grad_hidden[part])
@@ -158,7 +167,8 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _logits(hidden: Tensor, weight: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
-    return (hidden @ weight.T).to(dtype).div_(temperature)
+    logits = (hidden @ weight.T).to(dtype)
+    return logits if temperature == 1.0 else logits.div_(temperature)
 
 
 def _chunks(num_tokens: int, vocabulary: int) -> list[slice]:

@@ -126,10 +126,14 @@ def test_temperature_divides_the_logits() -> None:
     assert one_logprob(1.0) == pytest.approx(-0.126928, abs=1e-6)
 
 
+@pytest.mark.parametrize("kept_elements", [0, 1 << 26])
 @pytest.mark.parametrize("chunk_elements", [1, 7 * 3, 1 << 25])
-def test_chunked_logprobs_and_entropy(chunk_elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against log_softmax by autograd, gradients through both outputs, for any chunk size."""
+def test_chunked_logprobs_and_entropy(
+    chunk_elements: int, kept_elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against log_softmax by autograd, gradients through both outputs, kept or made again."""
     monkeypatch.setattr(forward, "_CHUNK_ELEMENTS", chunk_elements)
+    monkeypatch.setattr(forward, "_KEPT_ELEMENTS", kept_elements)
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(5, 4, dtype=torch.float64, generator=generator).requires_grad_()
     weight = torch.randn(7, 4, dtype=torch.float64, generator=generator).requires_grad_()
