@@ -103,8 +103,8 @@ class AgentWorkflow(RolloutWorkflow):
             error, returned = raised, 0.0 if config.on_agent_error == "zero" else None
         if not client.interactions:
             raise EpisodeRejectedError(
-                f"{self._name} finished without one recorded model call: it used another client "
-                "than the one it was given, or all its calls failed",
+                f"{self._name} finished without one recorded model call: all its calls failed, or "
+                "it used another client than the one it was given (made from OPENAI_BASE_URL, say)",
                 reason="no_model_call",
             )
         self._set_rewards(client, returned)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from agent_rl.errors import AgentRLError, CollectorError
+from agent_rl.rollout.clock import PausableClock
 from agent_rl.rollout.lane import Finished, Lane, Submission
 from agent_rl.rollout.loop_thread import LoopThread
 
@@ -28,6 +29,7 @@ class Collector:
         run: one submission to its verdict; what it raises is raised at the lane's next call.
         get_version: of the engine's weights; the staleness bound counts in it.
         lanes: those that always exist.
+        clock: of the episodes' deadlines; it stands still during a pause.
     """
 
     def __init__(
@@ -35,11 +37,13 @@ class Collector:
         run: Callable[[Submission], Coroutine[Any, Any, Finished]],
         get_version: Callable[[], int],
         lanes: Sequence[Lane],
+        clock: PausableClock,
     ) -> None:
         self.changed = threading.Condition()
         self._run = run
         self._get_version = get_version
         self._lanes = list(lanes)
+        self._clock = clock
         self._tasks: dict[asyncio.Task[None], Lane] = {}
         self._fault: BaseException | None = None
         self._is_paused = False
@@ -67,10 +71,12 @@ class Collector:
         """Start nothing more; what runs goes on."""
         with self.changed:
             self._is_paused = True
+            self._clock.stop()
 
     def resume(self) -> None:
         with self.changed:
             self._is_paused = False
+            self._clock.go()
         self.look_again()
 
     @property

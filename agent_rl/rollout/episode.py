@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 FAILURE_KINDS = ("agent", "client", "engine", "reward", "judge", "timeout")
 _CANCEL_GRACE_S = 5.0
+_MIN_WAIT_S = 0.01
 _DTYPES = {
     "input_ids": torch.int32,
     "attention_mask": torch.bool,
@@ -80,8 +82,22 @@ class Episode:
         return self.value if is_recorded else None  # type: ignore[return-value]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeRules:
+    """
+    Args:
+        timeout_s: deadline of each episode, in seconds of ``clock``.
+        on_error: "reject": a failed episode is an unusable slot; "raise": its error is raised once
+            the other episodes of the group are cancelled.
+    """
+
+    timeout_s: float | None = None
+    on_error: Literal["reject", "raise"] = "reject"
+    clock: Callable[[], float] = time.monotonic
+
+
 async def run_episode(
-    workflow: RolloutWorkflow, engine: InferenceEngine, data: JsonObject, *, timeout_s: float | None
+    workflow: RolloutWorkflow, engine: InferenceEngine, data: JsonObject, rules: EpisodeRules
 ) -> Episode | None:
     """Run the workflow once.
 
@@ -91,14 +107,14 @@ async def run_episode(
     """
     task = asyncio.create_task(_call(workflow, engine, data))
     try:
-        await asyncio.wait({task}, timeout=timeout_s)
+        await _wait(task, rules)
     except asyncio.CancelledError:
         await _cancel(task)
         raise
     if not task.done():
         await _cancel(task)
         raise EpisodeTimeoutError(
-            f"the episode ran past rollout.episode_timeout_s={timeout_s:g} and was cancelled"
+            f"the episode ran past rollout.episode_timeout_s={rules.timeout_s:g} and was cancelled"
         )
     if task.cancelled():
         raise EpisodeError("the episode was cancelled from inside the agent")
@@ -113,6 +129,16 @@ async def run_episode(
 async def _call(workflow: RolloutWorkflow, engine: InferenceEngine, data: JsonObject) -> object:
     with boundary("agent"):
         return await workflow.arun_episode(engine, data)
+
+
+async def _wait(task: asyncio.Task[object], rules: EpisodeRules) -> None:
+    """Until the task is done or its deadline has passed on the clock, which may stand still."""
+    if rules.timeout_s is None:
+        await asyncio.wait({task})
+        return
+    deadline_s = rules.clock() + rules.timeout_s
+    while not task.done() and (left_s := deadline_s - rules.clock()) > 0:
+        await asyncio.wait({task}, timeout=max(left_s, _MIN_WAIT_S))
 
 
 async def _cancel(task: asyncio.Task[Any]) -> None:

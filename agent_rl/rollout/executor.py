@@ -21,8 +21,10 @@ from agent_rl.engine.base import InferenceEngine, StreamItem, WeightUpdate
 from agent_rl.errors import CollectorError
 from agent_rl.record.dump import TrajectoryDump
 from agent_rl.rollout.agent import InlineSettings
+from agent_rl.rollout.clock import PausableClock
 from agent_rl.rollout.collector import Collector
 from agent_rl.rollout.dataloader import DataSource, patience
+from agent_rl.rollout.episode import EpisodeRules
 from agent_rl.rollout.group import GroupedRolloutWorkflow
 from agent_rl.rollout.lane import AcceptFn, Counts, Lane, Submission
 from agent_rl.rollout.resolve import resolve_accept, resolve_workflow
@@ -89,14 +91,14 @@ class RolloutEngine:
         )
         self._stream = Lane(limits=bound, counts=self._counts[False])
         self._eval = Lane(limits=self._no_bound, counts=self._counts[True])
-        runner = TaskRunner(
-            engine,
-            on_error=config.on_error,
-            timeout_s=config.episode_timeout_s,
-            dump=open_dump(config, tokenizer) if dump is None else dump,
+        clock = PausableClock()
+        rules = EpisodeRules(
+            timeout_s=config.episode_timeout_s, on_error=config.on_error, clock=clock.now
         )
+        dump = open_dump(config, tokenizer) if dump is None else dump
+        runner = TaskRunner(engine, rules, dump)
         lanes = (self._stream, self._eval)
-        self._collector = Collector(runner.run, engine.get_version, lanes)
+        self._collector = Collector(runner.run, engine.get_version, lanes, clock)
 
     # Collecting
 

@@ -17,19 +17,19 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, cast
+from typing import cast
 
 from agent_rl import workflow_context
 from agent_rl.engine.base import InferenceEngine
 from agent_rl.errors import AgentRLError, EpisodeRejectedError, WorkflowContractError
 from agent_rl.record.interaction import InteractionWithTokenLogpReward
 from agent_rl.record.rows import pad_concat
-from agent_rl.rollout.episode import Episode, run_episode
+from agent_rl.rollout.episode import Episode, EpisodeRules, run_episode
 from agent_rl.rollout.workflow import RolloutWorkflow
 from agent_rl.stats import tracker as stats_tracker
 from agent_rl.types import JsonObject, RolloutGroup, TensorDict
 
-OnError: TypeAlias = Literal["reject", "raise"]
+DEFAULT_RULES = EpisodeRules()
 
 _NORM_EPS = 1e-8
 
@@ -103,21 +103,10 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
         return (await self.run_group(engine, data)).value
 
     async def run_group(
-        self,
-        engine: InferenceEngine,
-        data: JsonObject,
-        *,
-        on_error: OnError = "reject",
-        timeout_s: float | None = None,
+        self, engine: InferenceEngine, data: JsonObject, rules: EpisodeRules = DEFAULT_RULES
     ) -> GroupResult:
-        """Like ``arun_episode``, with what became of each slot.
-
-        Args:
-            on_error: "reject": a failed episode is an unusable slot; "raise": its error is raised
-                once the other episodes are cancelled.
-            timeout_s: deadline of each episode.
-        """
-        slots = await self._run_slots(engine, data, on_error, timeout_s)
+        """Like ``arun_episode``, with what became of each slot."""
+        slots = await self._run_slots(engine, data, rules)
         episodes = [slot.episode for slot in slots if slot.episode is not None]
         value = None
         try:
@@ -127,12 +116,12 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
         return GroupResult(value=value, slots=slots)
 
     async def _run_slots(
-        self, engine: InferenceEngine, data: JsonObject, on_error: OnError, timeout_s: float | None
+        self, engine: InferenceEngine, data: JsonObject, rules: EpisodeRules
     ) -> tuple[Slot, ...]:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(run_slot(self.workflow, engine, data, on_error, timeout_s))
+                    group.create_task(run_slot(self.workflow, engine, data, rules))
                     for _ in range(self.group_size)
                 ]
         except BaseExceptionGroup as errors:
@@ -166,25 +155,21 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
 
 
 async def run_slot(
-    workflow: RolloutWorkflow,
-    engine: InferenceEngine,
-    data: JsonObject,
-    on_error: OnError,
-    timeout_s: float | None,
+    workflow: RolloutWorkflow, engine: InferenceEngine, data: JsonObject, rules: EpisodeRules
 ) -> Slot:
-    """One episode whose failure is data, unless ``on_error`` says otherwise.
+    """One episode whose failure is data, unless the rules say otherwise.
 
     A broken contract is raised in either case: trying again cannot mend it.
     """
     try:
-        episode = await run_episode(workflow, engine, data, timeout_s=timeout_s)
+        episode = await run_episode(workflow, engine, data, rules)
         return Slot(episode=episode, error=None if episode is None else episode.error)
     except WorkflowContractError:
         raise
     except EpisodeRejectedError as error:
         return Slot(error=error)
     except AgentRLError as error:
-        if on_error == "raise":
+        if rules.on_error == "raise":
             raise
         return Slot(error=error)
 

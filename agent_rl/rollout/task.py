@@ -19,11 +19,10 @@ from agent_rl.engine.base import InferenceEngine
 from agent_rl.errors import AgentRLError, EpisodeRejectedError, boundary
 from agent_rl.record.dump import TrajectoryDump
 from agent_rl.record.rows import pad_concat
-from agent_rl.rollout.episode import FAILURE_KINDS, failure_kind
+from agent_rl.rollout.episode import FAILURE_KINDS, EpisodeRules, failure_kind
 from agent_rl.rollout.group import (
     GroupedRolloutWorkflow,
     GroupResult,
-    OnError,
     Slot,
     as_rows,
     merge,
@@ -42,23 +41,12 @@ _MAX_KINDS_LOGGED = 100
 
 
 class TaskRunner:
-    """
-    Args:
-        timeout_s: deadline of one episode.
-    """
-
     def __init__(
-        self,
-        engine: InferenceEngine,
-        *,
-        on_error: OnError,
-        timeout_s: float | None,
-        dump: TrajectoryDump | None = None,
+        self, engine: InferenceEngine, rules: EpisodeRules, dump: TrajectoryDump | None
     ) -> None:
-        self._dump = dump
         self._engine = engine
-        self._on_error = on_error
-        self._timeout_s = timeout_s
+        self._rules = rules
+        self._dump = dump
         self._logged: set[str] = set()
 
     async def run(self, submission: Submission) -> Finished:
@@ -81,10 +69,8 @@ class TaskRunner:
     async def _run_workflow(self, submission: Submission) -> GroupResult:
         workflow, data = submission.workflow, submission.data
         if isinstance(workflow, GroupedRolloutWorkflow):
-            return await workflow.run_group(
-                self._engine, data, on_error=self._on_error, timeout_s=self._timeout_s
-            )
-        slot = await run_slot(workflow, self._engine, data, self._on_error, self._timeout_s)
+            return await workflow.run_group(self._engine, data, self._rules)
+        slot = await run_slot(workflow, self._engine, data, self._rules)
         value = None if slot.episode is None else merge([slot.episode])
         return GroupResult(value=value, slots=(slot,))
 
@@ -98,7 +84,7 @@ class TaskRunner:
                 should_accept = submission.should_accept
                 is_accepted = should_accept is None or bool(should_accept(trajectory))
         except AgentRLError as error:
-            if self._on_error == "raise":
+            if self._rules.on_error == "raise":
                 raise
             self._log_once(error, submission)
             return Finished(submission=submission, status="failed", reason="filter", error=error)

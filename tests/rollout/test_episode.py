@@ -17,7 +17,7 @@ from agent_rl.errors import (
     RewardError,
     WorkflowContractError,
 )
-from agent_rl.rollout.episode import as_episode, failure_kind, run_episode
+from agent_rl.rollout.episode import EpisodeRules, as_episode, failure_kind, run_episode
 from agent_rl.rollout.workflow import RolloutWorkflow
 
 
@@ -139,19 +139,19 @@ class Odd(BaseException):
 async def test_whatever_an_agent_raises_is_typed(replay, engine, error) -> None:
     """cases B131, B195"""
     with pytest.raises(EpisodeError, match=f"agent raised {type(error).__name__}") as caught:
-        await run_episode(replay([error]), engine, {}, timeout_s=None)
+        await run_episode(replay([error]), engine, {}, EpisodeRules())
     assert caught.value.__cause__ is error
 
 
 async def test_cancelling_oneself_is_a_failure(replay, engine) -> None:
     with pytest.raises(EpisodeError, match="cancelled from inside"):
-        await run_episode(replay([asyncio.CancelledError()]), engine, {}, timeout_s=None)
+        await run_episode(replay([asyncio.CancelledError()]), engine, {}, EpisodeRules())
 
 
 async def test_our_own_errors_pass_unchanged(replay, engine) -> None:
     error = EngineError("the engine is closed")
     with pytest.raises(EngineError) as caught:
-        await run_episode(replay([error]), engine, {}, timeout_s=None)
+        await run_episode(replay([error]), engine, {}, EpisodeRules())
     assert caught.value is error
 
 
@@ -179,7 +179,7 @@ class Waits(RolloutWorkflow):
 async def test_deadline_cancels_the_workflow(engine) -> None:
     workflow = Waits()
     with pytest.raises(EpisodeTimeoutError, match=r"episode_timeout_s=0\.01"):
-        await run_episode(workflow, engine, {}, timeout_s=0.01)
+        await run_episode(workflow, engine, {}, EpisodeRules(timeout_s=0.01))
     assert workflow.events == ["cancelled"]
 
 
@@ -188,7 +188,7 @@ async def test_a_workflow_that_ignores_cancellation_is_left_behind(engine, monke
     monkeypatch.setattr("agent_rl.rollout.episode._CANCEL_GRACE_S", 0.01)
     workflow = Waits(stubborn=True)
     with pytest.raises(EpisodeTimeoutError):
-        await run_episode(workflow, engine, {}, timeout_s=0.01)
+        await run_episode(workflow, engine, {}, EpisodeRules(timeout_s=0.01))
     workflow.let_go.set()
     await workflow.came_back.wait()
     assert workflow.events == ["cancelled", "came back late"]
@@ -196,7 +196,7 @@ async def test_a_workflow_that_ignores_cancellation_is_left_behind(engine, monke
 
 async def test_cancelling_the_episode_reaches_the_workflow(engine) -> None:
     workflow = Waits()
-    task = asyncio.create_task(run_episode(workflow, engine, {}, timeout_s=None))
+    task = asyncio.create_task(run_episode(workflow, engine, {}, EpisodeRules()))
     await workflow.started.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

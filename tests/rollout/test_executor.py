@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
 
@@ -339,7 +340,7 @@ def test_deadline_counts_as_a_failure_of_its_own_kind(make, rows, replay) -> Non
                 await asyncio.Event().wait()
             return rows(float(data["i"]))
 
-    rollout = make(episode_timeout_s=0.05)
+    rollout = make(episode_timeout_s=0.5)
     assert sum(group is None for group in rollout.rollout_batch(data(4), Mixed())) == 1
     stats = rollout.export_stats()
     assert stats["rollout/failed/timeout"] == 0.25
@@ -441,6 +442,30 @@ def test_pause_stops_starts_and_the_engine(make, rows) -> None:
     assert numbers(rollout.wait(8, timeout=30)) == [3] * 8
     assert arrivals == [False] * 8
     assert rollout.get_version() == 3
+
+
+def test_a_pause_does_not_use_up_the_deadline(make, rows) -> None:
+    """The engine stands still three times as long as an episode may take."""
+    asked = threading.Event()
+
+    class Generates(RolloutWorkflow):
+        async def arun_episode(self, engine, data):
+            asked.set()
+            await engine.agenerate(ModelRequest(rid="a", input_ids=[1]))
+            return rows(1.0)
+
+    class Slow(ScriptedEngine):
+        async def agenerate(self, req):
+            await asyncio.sleep(0.05)
+            return await super().agenerate(req)
+
+    rollout = make(Slow([[7]]), episode_timeout_s=0.3)
+    rollout.submit({}, Generates())
+    asked.wait(30)
+    rollout.pause()
+    time.sleep(0.9)
+    rollout.resume()
+    assert numbers(rollout.wait(1, timeout=30)) == [1]
 
 
 async def test_it_is_an_engine(make, engine) -> None:

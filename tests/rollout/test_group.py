@@ -9,6 +9,7 @@ import torch
 
 from agent_rl import workflow_context
 from agent_rl.errors import EpisodeError, EpisodeTimeoutError, WorkflowContractError
+from agent_rl.rollout.episode import EpisodeRules
 from agent_rl.rollout.group import GroupedRolloutWorkflow, as_rows
 from agent_rl.rollout.workflow import RolloutWorkflow
 from agent_rl.stats import tracker as stats_tracker
@@ -162,7 +163,7 @@ async def test_on_error_raise_cancels_the_siblings(replay, rows, engine) -> None
 
     group = GroupedRolloutWorkflow(Slow(), 3)
     with pytest.raises(EpisodeError, match="ConnectionError: down"):
-        await group.run_group(engine, {}, on_error="raise")
+        await group.run_group(engine, {}, EpisodeRules(on_error="raise"))
     assert ended == ["raised", "cancelled", "cancelled"]
 
 
@@ -175,7 +176,9 @@ async def test_deadline_is_for_each_episode(engine, rows) -> None:
                 await asyncio.Event().wait()
             return rows(1.0)
 
-    result = await GroupedRolloutWorkflow(Hangs(), 3).run_group(engine, {}, timeout_s=0.05)
+    result = await GroupedRolloutWorkflow(Hangs(), 3).run_group(
+        engine, {}, EpisodeRules(timeout_s=0.3)
+    )
     assert result.value["rollout_group"].num_rollouts == 2
     assert [type(slot.error) for slot in result.slots][1] is EpisodeTimeoutError
 
