@@ -158,6 +158,11 @@ class NormConfig(Section):
     def uses_group_statistics(self) -> bool:
         return "group" in (self.mean_level, self.std_level)
 
+    @property
+    def uses_references(self) -> bool:
+        """Without a mean and a std nothing is shifted or scaled."""
+        return (self.mean_level, self.std_level) != (None, None)
+
 
 class RejectionSamplingConfig(Section):
     """actor.rejection_sampling: bounds on proximal / behaviour, the decoupled loss's weight.

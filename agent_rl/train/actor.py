@@ -50,7 +50,7 @@ class Actor:
     """Trains ``model``, a transformers causal language model that an engine may share.
 
     ``total_steps`` is the number of updates of the run (for the schedule); ``temperature`` the one
-    the log-probs of the batch are stated under (``gconfig.logprob_temperature``).
+    that log-probs of batches without ``temperatures`` are stated under.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Actor:
         config, mask, rows = self.config, batch.loss_mask, batch.rows
         penalized = batch.rewards + self._penalty(batch)
         rewards = self._shape_reward(penalized)
-        if config.reward_norm is not None:
+        if config.reward_norm is not None and config.reward_norm.uses_references:
             self._warn_of_singletons(batch)
             # Raw rewards as well: a penalty must not make differing ones look equal.
             normalization.resolve_references(batch.rewards, batch.meta)
@@ -132,7 +132,9 @@ class Actor:
                 ]
             finally:
                 self.model.eval()
-        metrics.record_update(batch, tokens, steps, self.config, self._optimizer.lr)
+        metrics.record_update(batch, tokens, steps, self._optimizer.lr)
+        for warning in metrics.find_faults(batch, tokens):
+            logger.warning(warning)
         self._optimizer.end_update()
         return UpdateReport(
             num_steps=len(steps),

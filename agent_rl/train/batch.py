@@ -9,9 +9,9 @@ Knows no model and no loss.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from agent_rl.errors import WorkflowContractError
 from agent_rl.train import tree
 from agent_rl.types import RolloutGroup, TensorDict, TrajBatchMeta
 
-_PER_TOKEN = ("attention_mask", "loss_mask", "logprobs", "versions")
+_PER_TOKEN = ("attention_mask", "loss_mask", "logprobs", "versions", "temperatures")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,7 @@ class Batch:
     loss_mask: Tensor  # [T] bool
     logprobs: Tensor | None  # [T] float32, behaviour log-probs
     versions: Tensor | None  # [T] int64
+    temperatures: Tensor | None  # [T] float32, that logprobs are stated under; 1 off the mask
     rewards: Tensor  # [R] float64; nan: not known
     lengths: tuple[int, ...]
     meta: TrajBatchMeta
@@ -39,6 +40,9 @@ class Batch:
     @classmethod
     def from_trajectories(cls, trajectories: Sequence[TensorDict]) -> Batch:
         """Merge trajectories in order; padding on either side of a row is left out.
+
+        Keys: input_ids, attention_mask, loss_mask [rows, S] and rewards [rows]; optional are
+        logprobs, versions, temperatures [rows, S] and rollout_group.
 
         Raises:
             WorkflowContractError: a key is missing or has a wrong shape, a trained token has no
@@ -71,6 +75,7 @@ class Batch:
             loss_mask=mask,
             logprobs=_behaviour(packed.get("logprobs"), mask),
             versions=_masked(packed.get("versions"), mask, -1),
+            temperatures=_temperatures(packed.get("temperatures"), mask),
             rewards=torch.where(known, rewards, torch.nan),
             lengths=lengths,
             meta=TrajBatchMeta(
@@ -128,19 +133,18 @@ class MicroBatch:
     segments: tuple[tree.Segment, ...]
     predictors: Tensor  # [K]
     targets: Tensor  # [K]
+    temperatures: Tensor | None  # [K]; None: that of the run
     slots: Tensor  # [M]
     tokens: Tensor  # [M]
     rows: Tensor  # [M] row of the batch; every trained token of a row is in the same micro-batch
 
     def to(self, device: torch.device) -> MicroBatch:
-        return MicroBatch(
-            segments=self.segments,
-            **{
-                name: getattr(self, name).to(device, non_blocking=True)
-                for name in self.__slots__
-                if name != "segments"
-            },
-        )
+        tensors: dict[str, Any] = {
+            name: value.to(device)
+            for name in self.__slots__
+            if isinstance(value := getattr(self, name), Tensor)
+        }
+        return replace(self, **tensors)
 
 
 def micro_batches(
@@ -163,7 +167,10 @@ def micro_batches(
         max_tokens=max_tokens,
         share_prefixes=share_prefixes,
     )
-    return [_micro_batch(forest, [chosen[i] for i in forest.rows]) for forest in forests]
+    return [
+        _micro_batch(forest, [chosen[i] for i in forest.rows], batch.temperatures)
+        for forest in forests
+    ]
 
 
 class _Row(NamedTuple):
@@ -173,24 +180,29 @@ class _Row(NamedTuple):
     """Indices inside the row."""
 
 
-def _micro_batch(forest: tree.Forest, rows: Sequence[_Row]) -> MicroBatch:
+def _micro_batch(
+    forest: tree.Forest, rows: Sequence[_Row], temperatures: Tensor | None
+) -> MicroBatch:
     nodes, predictors, tokens, numbers = [], [], [], []
     for row_nodes, row in zip(forest.nodes, rows, strict=True):
         nodes.append(row_nodes[row.trained])
         predictors.append(row_nodes[row.trained - 1])  # the next-token shift
         tokens.append(row.start + row.trained)
         numbers.append(np.full_like(row.trained, row.number))
-    predicted, first, slots = np.unique(
-        np.concatenate(nodes), return_index=True, return_inverse=True
-    )
+    trained, places = np.concatenate(nodes), np.concatenate(tokens)
+    if temperatures is None:
+        _, first, slots = np.unique(trained, return_index=True, return_inverse=True)
+    else:  # one token may be stated under two temperatures: no predictions are shared
+        first = slots = np.arange(len(trained))
     return MicroBatch(
         input_ids=torch.from_numpy(forest.token_ids),
         positions=torch.from_numpy(forest.positions),
         segments=forest.segments,
         predictors=torch.from_numpy(np.concatenate(predictors)[first]),
-        targets=torch.from_numpy(forest.token_ids[predicted]),
+        targets=torch.from_numpy(forest.token_ids[trained[first]]),
+        temperatures=None if temperatures is None else temperatures[torch.from_numpy(places)],
         slots=torch.from_numpy(slots),
-        tokens=torch.from_numpy(np.concatenate(tokens)),
+        tokens=torch.from_numpy(places),
         rows=torch.from_numpy(np.concatenate(numbers)),
     )
 
@@ -233,6 +245,18 @@ def _behaviour(logprobs: Tensor | None, mask: Tensor) -> Tensor | None:
         raise WorkflowContractError(
             "logprobs of a trained token (loss_mask 1) is nan or infinite; leave the key out if "
             "the engine gives no log-probs"
+        )
+    return kept
+
+
+def _temperatures(values: Tensor | None, mask: Tensor) -> Tensor | None:
+    if values is None:
+        return None
+    kept = torch.where(mask, values.float(), 1.0)
+    if not bool(((kept > 0.0) & torch.isfinite(kept)).all()):
+        raise WorkflowContractError(
+            "temperatures of trained tokens must be above 0 and finite; tokens that were chosen "
+            "greedily have log-probs at temperature 1"
         )
     return kept
 

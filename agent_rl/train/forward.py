@@ -44,7 +44,10 @@ def predicted_logprobs(
     ).last_hidden_state[0]
     head = model.get_output_embeddings()
     chosen = hidden.index_select(0, micro_batch.predictors)
-    return token_logprobs(chosen, head.weight, micro_batch.targets, temperature)
+    own = micro_batch.temperatures
+    return token_logprobs(
+        chosen, head.weight, micro_batch.targets, temperature if own is None else own
+    )
 
 
 @contextmanager
@@ -82,6 +85,7 @@ def check_model(model: Any) -> None:
         segments=segments,
         predictors=places,
         targets=ids[1:],
+        temperatures=None,
         slots=places,
         tokens=places,
         rows=torch.zeros_like(places),
@@ -100,11 +104,11 @@ def check_model(model: Any) -> None:
 
 
 def token_logprobs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float
+    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float | Tensor
 ) -> tuple[Tensor, Tensor]:
     """log_softmax(hidden @ weight.T / temperature) at the targets, and the entropy; both [K].
 
-    Example: logits 2 and 0, target 0, temperature 0.5 -> -0.018150.
+    ``temperature`` is one for all or [K]. Logits 2 and 0, target 0, at 0.5 -> -0.018150.
     """
     apply = cast("Callable[..., tuple[Tensor, Tensor]]", _TokenLogprobs.apply)
     return apply(hidden, weight, targets, temperature)
@@ -115,14 +119,14 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float | Tensor
     ) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         log_sums = torch.empty(len(targets), dtype=dtype, device=hidden.device)
         logprobs, entropies = torch.empty_like(log_sums), torch.empty_like(log_sums)
         ctx.kept = [] if len(targets) * len(weight) <= _KEPT_ELEMENTS else None
         for part in _chunks(len(targets), len(weight)):
-            logits = _logits(hidden[part], weight, temperature, dtype)
+            logits = _logits(hidden[part], weight, _divisor(temperature, part), dtype)
             peaks = logits.amax(-1)
             powers = (logits - peaks[:, None]).exp_()
             sums = powers.sum(-1)
@@ -150,7 +154,8 @@ class _TokenLogprobs(torch.autograd.Function):
             if ctx.kept is not None:
                 logits = ctx.kept[i]
             else:
-                logits = _logits(hidden[part], weight, ctx.temperature, log_sums.dtype)
+                divisor = _divisor(ctx.temperature, part)
+                logits = _logits(hidden[part], weight, divisor, log_sums.dtype)
             logs = logits - log_sums[part, None]
             # dlog p(y)/dx = [y] - p and dH/dx = -p (log p + H)
             factor = grad_logprobs[part, None]
@@ -158,7 +163,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 factor = factor + (logs + entropies[part, None]) * grad_entropies[part, None]
             grad = logs.exp_().mul_(factor).neg_()
             grad.scatter_add_(1, targets[part, None], grad_logprobs[part, None])
-            grad = grad.div_(ctx.temperature).to(hidden.dtype)
+            grad = grad.div_(_divisor(ctx.temperature, part)).to(hidden.dtype)
             if grad_hidden is not None:
                 torch.mm(grad, weight, out=grad_hidden[part])
             if grad_weight is not None:
@@ -166,9 +171,12 @@ class _TokenLogprobs(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None
 
 
-def _logits(hidden: Tensor, weight: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
-    logits = (hidden @ weight.T).to(dtype)
-    return logits if temperature == 1.0 else logits.div_(temperature)
+def _logits(hidden: Tensor, weight: Tensor, divisor: float | Tensor, dtype: torch.dtype) -> Tensor:
+    return (hidden @ weight.T).to(dtype).div_(divisor)
+
+
+def _divisor(temperature: float | Tensor, part: slice) -> float | Tensor:
+    return temperature[part, None] if isinstance(temperature, Tensor) else temperature
 
 
 def _chunks(num_tokens: int, vocabulary: int) -> list[slice]:

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from agent_rl import stats_tracker
 from agent_rl.config import ActorConfig
+from agent_rl.stats import tracker as stats_tracker
 from agent_rl.train.batch import Batch
+
+_MISMATCH_LIMIT = 0.3
+"""Nats; a temperature that was forgotten, or weights of another model, show as more."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,7 +101,7 @@ def record_batch(batch: Batch, advantages: Tensor, config: ActorConfig) -> None:
 
 
 def record_update(
-    batch: Batch, tokens: TokenRecord, steps: Sequence[StepRecord], config: ActorConfig, lr: float
+    batch: Batch, tokens: TokenRecord, steps: Sequence[StepRecord], lr: float
 ) -> None:
     """Losses, ratios, clips and how far the trainer's log-probs are from the engine's."""
     mask = tokens.mask
@@ -125,6 +128,27 @@ def record_update(
                 n_computed_tokens=step.num_computed_tokens,
             )
         stats_tracker.scalar(lr=lr)
+
+
+def find_faults(batch: Batch, tokens: TokenRecord) -> list[str]:
+    """In plain words why nothing, or nothing sound, was learnt; empty where all is well."""
+    if not bool(batch.loss_mask.any()):
+        return ["no token of this batch is trained: every loss_mask is 0 or no reward is known"]
+    if not bool(torch.where(tokens.mask, tokens.advantages, 0.0).any()):
+        return [
+            "all advantages of this batch are 0, so nothing is learnt: the rewards within each "
+            "group are equal; take harder or easier data, or raise rollout.group_size"
+        ]
+    if batch.logprobs is None:
+        return []
+    error = (tokens.new_logprobs - batch.logprobs.to(tokens.mask.device)).abs()
+    mean = float(torch.where(tokens.mask, error, 0.0).sum() / tokens.mask.sum())
+    if mean <= _MISMATCH_LIMIT:
+        return []
+    return [
+        f"log-probs of trainer and engine differ by {mean:.2f} nats on average: check that both "
+        "have the same weights and temperature, or lower rollout.max_head_offpolicyness"
+    ]
 
 
 def _record_mismatch(tokens: TokenRecord, behaviour: Tensor) -> None:

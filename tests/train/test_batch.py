@@ -89,6 +89,7 @@ def test_versions_off_the_mask_are_minus_one() -> None:
         ({"loss_mask": torch.zeros(2, 3)}, "loss_mask must have the shape"),
         ({"loss_mask": torch.ones(2, 2)}, "first token"),
         ({"logprobs": torch.tensor([[0.0, math.nan]] * 2)}, "nan or infinite"),
+        ({"temperatures": torch.tensor([[1.0, 0.0]] * 2)}, "above 0"),
         ({"rollout_group": RolloutGroup(row_counts=(3,))}, "rollout_group must count 2 rows"),
     ],
 )
@@ -170,3 +171,15 @@ def test_minibatches_of_one_group_keep_rollouts_whole() -> None:
     batch = Batch.from_trajectories([group])
     assert minibatches(batch, 2) == [[0, 1], [2]]
     assert minibatches(batch, 8) == [[0, 1], [2]], "never an empty step"
+
+
+def test_each_token_may_have_its_own_temperature() -> None:
+    """Equal rows sampled at 0.5 and 2: the shared token is predicted once under each."""
+    temperatures = torch.tensor([[0.0, 0.5], [0.0, 2.0]])
+    batch = Batch.from_trajectories([rows([[1, 2]] * 2, [[0, 1]] * 2, temperatures=temperatures)])
+    (micro,) = micro_batches(batch, [0, 1], max_tokens=10, share_prefixes=True)
+    assert micro.input_ids.tolist() == [1, 2]
+    assert micro.predictors.tolist() == [0, 0]
+    assert micro.targets.tolist() == [2, 2]
+    assert micro.temperatures is not None
+    assert micro.temperatures[micro.slots].tolist() == [0.5, 2.0]

@@ -126,10 +126,14 @@ def test_temperature_divides_the_logits() -> None:
     assert one_logprob(1.0) == pytest.approx(-0.126928, abs=1e-6)
 
 
+@pytest.mark.parametrize("temperature", [0.7, torch.tensor([0.5, 0.7, 1.0, 2.0, 1.5])])
 @pytest.mark.parametrize("kept_elements", [0, 1 << 26])
 @pytest.mark.parametrize("chunk_elements", [1, 7 * 3, 1 << 25])
 def test_chunked_logprobs_and_entropy(
-    chunk_elements: int, kept_elements: int, monkeypatch: pytest.MonkeyPatch
+    chunk_elements: int,
+    kept_elements: int,
+    temperature: float | torch.Tensor,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Against log_softmax by autograd, gradients through both outputs, kept or made again."""
     monkeypatch.setattr(forward, "_CHUNK_ELEMENTS", chunk_elements)
@@ -139,9 +143,10 @@ def test_chunked_logprobs_and_entropy(
     weight = torch.randn(7, 4, dtype=torch.float64, generator=generator).requires_grad_()
     targets = torch.tensor([0, 6, 3, 3, 1])
     coefficients = torch.randn(2, 5, dtype=torch.float64, generator=generator)
-    every = (hidden @ weight.T / 0.7).log_softmax(-1)
+    divisor = temperature[:, None] if isinstance(temperature, torch.Tensor) else temperature
+    every = (hidden @ weight.T / divisor).log_softmax(-1)
     expected = every.gather(1, targets[:, None])[:, 0], -(every.exp() * every).sum(-1)
-    got = forward.token_logprobs(hidden, weight, targets, 0.7)
+    got = forward.token_logprobs(hidden, weight, targets, temperature)
     for ours, theirs in zip(got, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
 

@@ -85,7 +85,7 @@ def test_mismatch_looks_at_trained_tokens_only() -> None:
     tokens.proximal = torch.tensor([0.0, -1.0, -1.0, -5.0])
     tokens.new_logprobs = tokens.proximal + 0.5
     exported()
-    metrics.record_update(batch, tokens, [metrics.StepRecord(grad_norm=2.0)], ActorConfig(), 0.1)
+    metrics.record_update(batch, tokens, [metrics.StepRecord(grad_norm=2.0)], 0.1)
     stats = exported()
     assert stats["ppo_actor/update/behave_logp_error/max"] == 0.0
     assert stats["ppo_actor/update/behave_approx_kl/avg"] == 0.0
@@ -101,8 +101,23 @@ def test_nothing_trained_exports_no_means() -> None:
     exported()
     metrics.record_batch(batch, torch.zeros(2), ActorConfig())
     tokens = metrics.TokenRecord.empty(batch.loss_mask, torch.zeros(2))
-    metrics.record_update(batch, tokens, [metrics.StepRecord()], ActorConfig(), 0.1)
+    metrics.record_update(batch, tokens, [metrics.StepRecord()], 0.1)
     stats = exported()
     assert stats["ppo_actor/n_valid_tokens"] == 0
     assert "ppo_actor/advantages/avg" not in stats
     assert all(value == value for value in stats.values())
+
+
+def faults(mask: list[int], advantage: float, error: float) -> str:
+    logprobs = torch.where(torch.tensor([mask]) == 1, -1.0, 0.0)
+    batch = Batch.from_trajectories([rows([mask], [1.0], (1,), logprobs=logprobs)])
+    tokens = metrics.TokenRecord.empty(batch.loss_mask, torch.full((len(mask),), advantage))
+    tokens.new_logprobs = torch.full((len(mask),), -1.0 - error)
+    return " ".join(metrics.find_faults(batch, tokens))
+
+
+def test_faults_in_plain_words() -> None:
+    assert "no token" in faults([0, 0], 1.0, 0.0)
+    assert "all advantages of this batch are 0" in faults([0, 1], 0.0, 0.0)
+    assert "differ by 0.50 nats" in faults([0, 1], 1.0, 0.5)
+    assert faults([0, 1], 1.0, 0.1) == ""

@@ -158,10 +158,11 @@ def test_unknown_rewards_are_left_out(rewards: list[float], expected: list[float
 
 @pytest.mark.parametrize("wild", [1.0, 100.0])
 def test_a_suppressed_row_moves_no_baseline(wild: float) -> None:
-    """Case B99: the caller hands a suppressed reward over as unknown."""
-    del wild  # whatever it was
+    """Case B99: a reward that will not count (no EOS) is handed over as unknown."""
+    is_suppressed = torch.tensor([False, True])
+    rewards = torch.where(is_suppressed, NAN, torch.tensor([1.0, wild]))
     config = NormConfig(mean_level="batch", std_level=None)
-    assert normalize([1.0, NAN], [singles(2)], config) == [0.0, 0.0]
+    assert normalize(rewards.tolist(), [singles(2)], config) == [0.0, 0.0]
 
 
 def test_steps_keep_their_own_reward() -> None:
