@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -141,7 +142,7 @@ def main() -> None:
     warm_up = Case(concurrency=2, is_one_prompt=False).prompts(0, 16, model.config.vocab_size)
     run_generate(model, warm_up, 4)
     run_engine(engine, warm_up, 4)
-    for case in cases:
+    for case in track(cases, description="measuring", transient=True):
         table.add_row(*row(case, *compare(case, model, engine, options)))
     asyncio.run(engine.close())
     Console(width=120).print(table)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # Most tokens of one prefill pass: bounds its memory and how long a pause has to wait.
-_PREFILL_TOKENS = 2048
+_PREFILL_TOKENS = 1024
 # A row joins a prefill pass if the longest row is at most this much longer than the shortest.
 _PREFILL_STRETCH = 1.25
 

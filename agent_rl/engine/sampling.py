@@ -7,7 +7,7 @@ does not depend on its neighbours. Plain batches (temperature only) skip everyth
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from agent_rl.types import GenerationConfig
 
 _FIXED_POINT = 2.0**40
+# The most likely ids that top-p looks at first on a CPU; real nuclei are rarely wider.
 _CANDIDATES = 1024
 
 
@@ -87,7 +88,9 @@ class SamplingPlan:
     num_steps: float
 
 
-def plan_sampling(sequences: Rows[Sampled], vocab_size: int, device: torch.device) -> SamplingPlan:
+def plan_sampling(
+    sequences: Sequence[Sampled], vocab_size: int, device: torch.device
+) -> SamplingPlan:
     configs = [sequence.gconfig for sequence in sequences]
     greedy = [config.is_greedy for config in configs]
     missing = [
@@ -248,7 +251,7 @@ def _plan_truncation(
 
 
 def _plan_penalties(
-    sequences: Rows[Sampled], vocab_size: int, device: torch.device
+    sequences: Sequence[Sampled], vocab_size: int, device: torch.device
 ) -> Penalties | None:
     rows = [row for row, sequence in enumerate(sequences) if _has_penalty(sequence.gconfig)]
     if not rows:

@@ -109,4 +109,4 @@ async def test_a_prompt_longer_than_one_prefill_pass(
 def test_similar_rows() -> None:
     assert _similar_rows({0: 100, 1: 10, 2: 11}) == [1, 2]
     assert _similar_rows({3: 5000}) == [3]
-    assert _similar_rows({0: 900, 1: 900, 2: 900}) == [0, 1]  # 2700 would be above 2048
+    assert _similar_rows({0: 500, 1: 500, 2: 500}) == [0, 1]  # 1500 would be above 1024
