@@ -203,8 +203,7 @@ def _tried(format: ChatFormat, case: _Case) -> Feature:
     )
     if isinstance(bridge, NoBridge):
         return Feature(name=case.name, status="branch", reason=bridge.reason)
-    joined = format.decode((*prompt, *output, *bridge))
-    if joined == full:
+    if [*prompt, *output, *bridge] == format.vocabulary.encode(full):
         return Feature(name=case.name, status="exact", reason=_remark(format, case))
     if full.endswith(format.decode(bridge)):
         remark = "keeps what the template drops from or adds to earlier turns"
@@ -212,7 +211,7 @@ def _tried(format: ChatFormat, case: _Case) -> Feature:
     return Feature(name=case.name, status="branch", reason="the full render goes on differently")
 
 
-def _written(format: ChatFormat, case: _Case) -> str:
+def _written(format: ChatFormat, case: _Case) -> list[int]:
     """The answer as a model writes it after the generation prompt, with its end."""
     asking = format.vocabulary.encode(format.template.text(case.prompt, case.tools))
     closed = format.vocabulary.encode(
@@ -223,23 +222,23 @@ def _written(format: ChatFormat, case: _Case) -> str:
         min(len(asking), len(closed)),
     )
     if str(case.prompt[-1]["content"]) not in format.decode(closed[:shared]):
-        return ""  # the template moves the prompt, which the bridge will say
+        return []  # the template moves the prompt, which the bridge will say
     # A prompt may open reasoning that the template leaves out of a finished answer.
-    return format.closing(format.decode(asking[shared:])) + format.decode(closed[shared:])
+    closing = format.closing(format.decode(asking[shared:]))
+    return [*format.vocabulary.encode(closing), *closed[shared:]]
 
 
-def _sampled(format: ChatFormat, case: _Case, written: str) -> tuple[int, ...]:
-    """Canonical ids of the written answer, up to its first end token."""
-    ids = format.vocabulary.encode(written)
-    ends = [index for index, token_id in enumerate(ids) if token_id in format.stop_token_ids]
-    own = ids[: ends[0]] if ends else ids
+def _sampled(format: ChatFormat, case: _Case, written: Sequence[int]) -> tuple[int, ...]:
+    """What is written up to its first end token."""
+    ends = [index for index, token_id in enumerate(written) if token_id in format.stop_token_ids]
+    own = tuple(written[: ends[0]] if ends else written)
     if case.stop_reason == "length":
-        return tuple(own)
+        return own
     if ends:
-        return (*own, ids[ends[0]])
+        return (*own, written[ends[0]])
     # The end is written with what follows (GLM), or by no one.
     text = format.template.text([*case.prompt, case.answer, *case.following], case.tools)
-    after = format.vocabulary.encode(text.rpartition(written)[2]) if written else []
+    after = format.vocabulary.encode(text.rpartition(format.decode(own))[2]) if own else []
     opener = next((id for id in after if id in format.stop_token_ids), format.stop_token_ids[0])
     return (*own, opener)
 

@@ -32,6 +32,7 @@ class Detokenizer:
         self._markers = _marker_ids(vocabulary, markers)
         self._offsets: dict[str, list[int]] = {text: [] for text in self._markers.values()}
         self._breaks = (vocabulary.special | frozenset(hidden)) | frozenset(self._markers)
+        self._bytes = vocabulary.byte_ids
         self._window: list[int] = []
         self._shown = ""
 
@@ -39,6 +40,13 @@ class Detokenizer:
         """Append ids. A character whose bytes are not complete yet is held back."""
         run: list[int] = []
         for token_id in token_ids:
+            if token_id in self._bytes:
+                # A decoder gives up a whole run of bytes for one that is wrong: it must see them
+                # in the same steps however they are fed.
+                self._push(run)
+                self._push([token_id])
+                run = []
+                continue
             if token_id not in self._breaks:
                 run.append(token_id)
                 continue

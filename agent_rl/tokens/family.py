@@ -59,9 +59,12 @@ def family_names() -> list[str]:
 
 def family_of(tokenizer: Any) -> str | None:
     """The family of a tokenizer whose name is that of a known model."""
+    model = str(getattr(tokenizer, "name_or_path", None) or "")
+    if model.count("/") != 1:
+        return None  # a folder; known models are "owner/name", and the import takes half a second
     from renderers.base import MODEL_RENDERER_MAP
 
-    name: str | None = MODEL_RENDERER_MAP.get(getattr(tokenizer, "name_or_path", None) or "")
+    name: str | None = MODEL_RENDERER_MAP.get(model)
     return None if name in _DOWNLOADS else name
 
 

@@ -70,11 +70,11 @@ class ChatFormat:
             ConfigError: an unknown name.
             TokenError: the tokenizer has no chat template.
         """
-        formats = getattr(tokenizer, _ATTRIBUTE, None)
+        # Not by getattr: a wrapper that passes attributes on is a tokenizer of its own.
+        own: dict[str, Any] = getattr(tokenizer, "__dict__", {})
+        formats = own.get(_ATTRIBUTE)
         if formats is None:
-            formats = _Formats()
-            if hasattr(tokenizer, "__dict__"):
-                setattr(tokenizer, _ATTRIBUTE, formats)
+            formats = own[_ATTRIBUTE] = _Formats()
         template = getattr(tokenizer, "chat_template", None)
         template = template if isinstance(template, str) else id(template)
         key = (template, renderer, tool_call_parser, reasoning_parser)
@@ -141,6 +141,8 @@ class ChatFormat:
             history: the conversation up to and including the parent's output, where known. Only
                 its first and last message are looked at; some templates need them.
         """
+        if self._is_cut_in_reasoning(parent_ids):
+            return NoBridge(reason="the turn was cut inside its reasoning")
         return self._bridge.extend(parent_ids, new_messages, tools, chat_template_kwargs, history)
 
     def parse(
@@ -215,6 +217,22 @@ class ChatFormat:
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ids with their special tokens, for people to read."""
         return self.vocabulary.decode(token_ids)
+
+    def _is_cut_in_reasoning(self, parent_ids: Sequence[int]) -> bool:
+        """Whether the parent ends, without an end mark, before its reasoning was closed.
+
+        A family has its own rule. Where the tags are not tokens nobody can tell.
+        """
+        if self._family is not None or self._reasoning is None:
+            return False
+        opener = self.vocabulary.id_of(self._reasoning.open)
+        closers = {self.vocabulary.id_of(self._reasoning.close), *self._end_ids}
+        for token_id in reversed(parent_ids):
+            if token_id in closers:
+                return False
+            if token_id == opener:
+                return True
+        return False
 
     def _is_reasoning(self, prompt_ids: Sequence[int] | None) -> bool:
         if self._reasoning is None:

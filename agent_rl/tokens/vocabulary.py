@@ -9,6 +9,7 @@ Works with any Hugging Face tokenizer and with a small object that has ``encode`
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 _END_NAMES = frozenset(
@@ -64,6 +65,15 @@ class Vocabulary:
     def id_of(self, text: str) -> int | None:
         """The boundary token with exactly this text, None where the text is spelled by others."""
         return self._ids.get(text)
+
+    @cached_property
+    def byte_ids(self) -> frozenset[int]:
+        """Tokens ``<0x0A>`` of a SentencePiece vocabulary: bytes of what it has no piece for."""
+        convert = getattr(self._tokenizer, "convert_tokens_to_ids", None)
+        if convert is None:
+            return frozenset()
+        ids = convert([f"<0x{byte:02X}>" for byte in range(256)])
+        return frozenset(ids) - {None, getattr(self._tokenizer, "unk_token_id", None)}
 
     @property
     def pad_is_end(self) -> bool:

@@ -7,6 +7,7 @@ sampled ids are rarely canonical, and with the family's marks as added tokens.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -90,10 +91,28 @@ def _bytes_tokenizer() -> str:
     return str(backend.to_str())
 
 
-def new_tokenizer(chat_template: str, family: Family) -> Any:
+@cache
+def _pieces_tokenizer() -> str:
+    """Like SentencePiece: a space is part of the piece after it, unknown bytes have their own."""
+    backend = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    backend.decoder = decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first"), decoders.Fuse()]
+    )
+    trainer = trainers.BpeTrainer(vocab_size=80, special_tokens=["<unk>"], show_progress=False)
+    backend.train_from_iterator(_CORPUS, trainer)
+    trained = json.loads(backend.to_str())
+    vocab = trained["model"]["vocab"]
+    vocab.update({f"<0x{byte:02X}>": len(vocab) + byte for byte in range(256)})
+    return json.dumps(trained)
+
+
+def new_tokenizer(chat_template: str, family: Family, *, has_pieces: bool = False) -> Any:
     """A tokenizer whose added tokens are the marks and tags of the template."""
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(_bytes_tokenizer()),
+        tokenizer_object=Tokenizer.from_str(
+            _pieces_tokenizer() if has_pieces else _bytes_tokenizer()
+        ),
         eos_token=family.eos,
         bos_token=family.bos,
         pad_token=family.pad,
@@ -107,8 +126,9 @@ def new_tokenizer(chat_template: str, family: Family) -> Any:
 
 
 @cache
-def family_tokenizer(name: str) -> Any:
-    return new_tokenizer((_FOLDER / f"{name}.jinja").read_text(encoding="utf-8"), FAMILIES[name])
+def family_tokenizer(name: str, *, has_pieces: bool = False) -> Any:
+    template = (_FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
+    return new_tokenizer(template, FAMILIES[name], has_pieces=has_pieces)
 
 
 def _found(pattern: re.Pattern[str], text: str) -> list[str]:

@@ -134,6 +134,63 @@ def test_control_tokens_in_a_tool_result_stay_in_it() -> None:
     )
 
 
+def test_a_turn_cut_inside_its_reasoning_is_a_branch() -> None:
+    format = ChatFormat.of(family_tokenizer("qwen3_thinking"))
+    prompt = format.render([USER])
+    cut = format.bridge((*prompt, 5), "length", [USER])
+    assert cut == NoBridge(reason="the turn was cut inside its reasoning")
+    closed = format.vocabulary.encode("</think>")
+    assert isinstance(format.bridge((*prompt, 5, *closed, 5), "length", [USER]), tuple)
+    assert isinstance(format.bridge((*prompt, 5, format.stop_token_ids[0]), "stop", [USER]), tuple)
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "llama_3_1", "glm_4_5", "chatml", "mistral_7"])
+def test_results_and_a_user_message_together(name: str) -> None:
+    format = ChatFormat.of(family_tokenizer(name))
+    new = [*results(1), {"role": "user", "content": "and now?"}]
+    prompt = format.render([USER], TOOLS)
+    end = end_of(format, calls(1), new, TOOLS)
+    bridge = format.bridge((*prompt, 5, end), "stop", new, TOOLS, history=[USER, calls(1)])
+    assert isinstance(bridge, tuple), bridge
+    assert format.render([USER, calls(1), *new], TOOLS)[-len(bridge) :] == bridge
+
+
+def test_an_unfinished_turn_is_ended_as_the_template_ends_it() -> None:
+    """Cohere writes two marks after an answer; what was sampled of them is not written again."""
+    format = ChatFormat.of(family_tokenizer("command_a"))
+    prompt = format.render([USER])
+    one, two = format.vocabulary.encode("<|END_RESPONSE|><|END_OF_TURN_TOKEN|>")
+    bridges = [
+        format.bridge((*prompt, 5, *sampled), "length", [USER])
+        for sampled in ((), (one,), (one, two))
+    ]
+    assert all(isinstance(bridge, tuple) for bridge in bridges)
+    assert bridges[0] == (one, two, *bridges[2])  # type: ignore[misc]
+    assert bridges[1] == (two, *bridges[2])  # type: ignore[misc]
+
+
+def test_a_turn_costs_one_encoding_of_the_new_text() -> None:
+    """However long the history is: it is neither rendered nor encoded again."""
+    spy = Spy(family_tokenizer("qwen3"))
+    format = ChatFormat.of(spy)
+    messages = [USER]
+    ids = format.render(messages, TOOLS)
+    sizes = []
+    for turn in range(6):
+        answer = {"role": "assistant", "content": f"answer {turn} " * 20}
+        messages = [*messages, answer, USER]
+        sampled = (*format.vocabulary.encode("yo"), format.stop_token_ids[0])
+        spy.encoded.clear()
+        bridge = format.bridge(ids + sampled, "stop", [USER], TOOLS, history=messages[:-1])
+        assert isinstance(bridge, tuple)
+        ids = ids + sampled + bridge
+        sizes.append([len(text) for text in spy.encoded])
+    assert sizes[1:] == [sizes[1]] * 5
+    assert sizes[1] == [
+        len("<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n")
+    ]
+
+
 class Spy:
     """A tokenizer that remembers every text it encodes."""
 

@@ -98,3 +98,10 @@ def test_reasons_say_why(name: str, feature: str, status: str, reason: str) -> N
     found = certify(family_tokenizer(name)).feature(feature)
     assert found.status == status
     assert reason in found.reason
+
+
+def test_sentencepiece_like_vocabularies_are_exact_too() -> None:
+    certification = certify(family_tokenizer("mistral_7", has_pieces=True))
+    found = {item.name: (item.status, item.reason) for item in certification.features}
+    assert found.pop("reasoning")[0] == "unsupported"
+    assert set(found.values()) == {("exact", "")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from families import family_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -56,11 +57,12 @@ def test_partial_length_is_the_longest_beginning() -> None:
     assert partial_length("END", "END", 3) == 0
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("has_pieces", [False, True])
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
-def test_text_does_not_depend_on_how_ids_are_fed(data: st.DataObject) -> None:
+def test_text_does_not_depend_on_how_ids_are_fed(has_pieces: bool, data: st.DataObject) -> None:
     """Random bytes, merges and special tokens: one by one equals all at once."""
-    tokenizer = family_tokenizer("qwen3")
+    tokenizer = family_tokenizer("qwen3", has_pieces=has_pieces)
     vocabulary = Vocabulary(tokenizer)
     ids = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), max_size=30))
     whole = Detokenizer(vocabulary, ("<think>", "</think>"), [])
@@ -71,6 +73,15 @@ def test_text_does_not_depend_on_how_ids_are_fed(data: st.DataObject) -> None:
     single.finish()
     assert single.text == whole.text
     assert single.find("</think>", 0) == whole.find("</think>", 0)
+
+
+def test_pieces_keep_the_space_before_a_word() -> None:
+    """A SentencePiece decoder drops the first space of a text, not that of each chunk."""
+    tokenizer = family_tokenizer("mistral_7", has_pieces=True)
+    ids = tokenizer.encode("the dog 🙂 said", add_special_tokens=False)
+    shown = pieces(Detokenizer(Vocabulary(tokenizer), (), []), ids)
+    assert "".join(shown) == "the dog 🙂 said"
+    assert [piece for piece in shown if piece] == ["the", " dog", " ", "🙂", " said"]
 
 
 @settings(max_examples=60, deadline=None)
