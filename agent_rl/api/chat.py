@@ -7,14 +7,14 @@ refused.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from agent_rl.api.demands import read_demands
 from agent_rl.api.fields import Fields
 from agent_rl.api.generate import Choice, generate, new_id, plan_prompt, record
-from agent_rl.api.grammar import answer_grammar, refuse_two_grammars, tool_grammar
 from agent_rl.api.logprobs import response_entries
-from agent_rl.api.sampling import read_logprobs, read_sampling, refuse_unsupported
+from agent_rl.api.sampling import read_logprobs, read_sampling
 from agent_rl.api.session import Session
 from agent_rl.api.turn import Turn, check_messages, check_tools, effort_kwargs, read_labels
 from agent_rl.record.plan import PromptPlan
@@ -65,22 +65,18 @@ def read_chat_request(session: Session, body: JsonObject) -> ChatRequest:
     model = fields.string("model") or session.model
     images = check_messages(fields.raw("messages"), session.engine)
     tools = check_tools(fields.array("tools"))
+    demands = read_demands(
+        fields, session, tools, fields.mapping("response_format"), where="response_format"
+    )
     has_logprobs, top_logprobs = read_logprobs(fields)
     gconfig = read_sampling(fields, session, max_new_tokens=_max_new_tokens(fields))
-    is_parallel = read_parallel(fields)
-    choice, calls = tool_grammar(fields.raw("tool_choice"), tools, is_parallel=is_parallel)
-    answer = answer_grammar(fields.mapping("response_format"), where="response_format")
-    gconfig = replace(
-        gconfig,
-        top_logprobs=top_logprobs,
-        grammar=refuse_two_grammars(fields, answer, calls) or gconfig.grammar,
-    )
     turn = Turn(
         model=model,
         messages=body["messages"],
-        gconfig=gconfig,
+        gconfig=demands.applied(gconfig, session, top_logprobs=top_logprobs),
+        stop=gconfig.stop,
         tools=tools,
-        can_call_tools=choice != "none",
+        can_call_tools=demands.tool_use != "none",
         n=fields.integer("n", low=1, high=128) or 1,
         has_logprobs=has_logprobs,
         has_token_ids=fields.boolean("return_token_ids"),
@@ -93,9 +89,6 @@ def read_chat_request(session: Session, body: JsonObject) -> ChatRequest:
     has_usage_chunk = read_stream_options(fields, is_streamed=is_streamed)
     _refuse_other_products(fields)
     fields.finish()
-    refuse_unsupported(
-        gconfig, session.engine, grammar_param="response_format" if answer else "tool_choice"
-    )
     return ChatRequest(turn=turn, is_streamed=is_streamed, has_usage_chunk=has_usage_chunk)
 
 
@@ -138,13 +131,6 @@ def _max_new_tokens(fields: Fields) -> int | None:
     if old is not None and new is not None:
         raise fields.refusal("max_tokens", "and max_completion_tokens are the same limit: send one")
     return old if new is None else new
-
-
-def read_parallel(fields: Fields) -> bool:
-    value = fields.raw("parallel_tool_calls")
-    if value not in (None, True, False):
-        raise fields.refusal("parallel_tool_calls", f"must be true or false, not {value!r}")
-    return value is not False
 
 
 def _template_kwargs(fields: Fields, session: Session) -> dict[str, Any]:

@@ -110,6 +110,7 @@ def read_completion_request(session: Session, body: JsonObject) -> CompletionReq
             model=model,
             messages=[{"role": "user", "content": text}],
             gconfig=gconfig,
+            stop=gconfig.stop,
             n=n,
             has_logprobs=top_logprobs is not None,
             has_token_ids=has_token_ids,

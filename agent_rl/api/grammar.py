@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
-from agent_rl.api.fields import Fields
 from agent_rl.errors import RequestError
 from agent_rl.types import JsonObject
 
-# The Hermes/Qwen form, which every parser of ours reads.
+ToolUse: TypeAlias = Literal["none", "auto", "required"]
+
+_HERMES = "hermes"  # the form of tool calls that the grammar below writes
+_TAGGED = (_HERMES, "qwen3_coder")  # forms whose calls end with this tag
+_CLOSE = "</tool_call>"
 _CALLS = """\
 start: {repeat}
 call: "<tool_call>\\n" body "\\n</tool_call>"
@@ -46,9 +49,12 @@ def answer_grammar(response_format: JsonObject | None, *, where: str) -> str | N
 
 
 def tool_grammar(
-    choice: Any, tools: Sequence[JsonObject] | None, *, is_parallel: bool
-) -> tuple[Literal["none", "auto", "required"], str | None]:
-    """What ``tool_choice`` means: may, must or must not the model call, and by which grammar."""
+    choice: Any, tools: Sequence[JsonObject] | None, *, is_parallel: bool, tool_form: str
+) -> tuple[ToolUse, str | None]:
+    """What ``tool_choice`` means: may, must or must not the model call, and by which grammar.
+
+    ``tool_form`` is ``ChatFormat.tool_form``: how the model writes its calls.
+    """
     if choice is None:
         return ("auto" if tools else "none"), None
     name = _named(choice)
@@ -64,15 +70,28 @@ def tool_grammar(
     if not allowed:
         what = "needs tools" if name is None else f"names {name!r}, which is not in tools"
         raise RequestError(f"tool_choice {what}", param="tool_choice")
+    if not tool_form.startswith(_HERMES):
+        raise RequestError(
+            f"tool_choice can be demanded in the {_HERMES} form only; this model writes its calls "
+            f"in the form {tool_form!r}",
+            param="tool_choice",
+            code="unsupported_parameter",
+        )
     schema = json.dumps({"anyOf": [_call_schema(function) for function in allowed]})
     repeat = 'call ("\\n" call)*' if is_parallel and name is None else "call"
     return "required", _CALLS.format(repeat=repeat, schema=schema)
 
 
-def refuse_two_grammars(fields: Fields, answer: str | None, tool: str | None) -> str | None:
-    if answer is not None and tool is not None:
-        raise fields.refusal("tool_choice", "and a JSON answer format exclude one another")
-    return answer or tool
+def stop_after_one_call(tool_form: str, supported: frozenset[str]) -> str:
+    """The stop string that honours ``parallel_tool_calls=false``: the end of the first call."""
+    if "stop" in supported and tool_form.startswith(_TAGGED):
+        return _CLOSE
+    raise RequestError(
+        f"parallel_tool_calls=false cannot be honoured: calls in the form {tool_form!r} do not end "
+        "with a tag, or the engine knows no stop strings; leave it out",
+        param="parallel_tool_calls",
+        code="unsupported_parameter",
+    )
 
 
 def _json_grammar(schema: JsonObject) -> str:

@@ -7,16 +7,15 @@ and its answer. Nothing else is kept between calls.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from agent_rl.api.chat import read_parallel
+from agent_rl.api.demands import read_demands
 from agent_rl.api.fields import Fields
 from agent_rl.api.generate import Choice, generate, new_id, plan_prompt, record
-from agent_rl.api.grammar import answer_grammar, refuse_two_grammars, tool_grammar
 from agent_rl.api.items import messages_of, output_items, tools_of
 from agent_rl.api.logprobs import response_entries
-from agent_rl.api.sampling import read_sampling, refuse_unsupported
+from agent_rl.api.sampling import read_sampling
 from agent_rl.api.session import Session
 from agent_rl.api.turn import Turn, check_messages, effort_kwargs, read_labels
 from agent_rl.errors import NotSupportedError, RequestError
@@ -55,26 +54,21 @@ def read_response_request(session: Session, body: JsonObject) -> ResponseRequest
     messages = _messages(fields, session, previous)
     images = check_messages(messages, session.engine)
     tools = tools_of(fields.array("tools") or ()) or None
-    is_parallel = read_parallel(fields)
-    choice, calls = tool_grammar(fields.raw("tool_choice"), tools, is_parallel=is_parallel)
+    answer_format = _answer_format(fields)
+    demands = read_demands(fields, session, tools, answer_format, where="text.format")
     has_logprobs, top_logprobs = _logprobs(fields)
-    answer, text = _text(fields)
     gconfig = read_sampling(
         fields, session, max_new_tokens=fields.integer("max_output_tokens", low=1)
-    )
-    gconfig = replace(
-        gconfig,
-        top_logprobs=top_logprobs,
-        grammar=refuse_two_grammars(fields, answer, calls) or gconfig.grammar,
     )
     reasoning, effort = _reasoning(fields, session)
     kwargs = {**(fields.mapping("chat_template_kwargs") or {}), **effort}
     turn = Turn(
         model=fields.string("model") or session.model,
         messages=messages,
-        gconfig=gconfig,
+        gconfig=demands.applied(gconfig, session, top_logprobs=top_logprobs),
+        stop=gconfig.stop,
         tools=tools,
-        can_call_tools=choice != "none",
+        can_call_tools=demands.tool_use != "none",
         has_logprobs=has_logprobs,
         chat_template_kwargs=kwargs,
         image_data=images,
@@ -86,12 +80,12 @@ def read_response_request(session: Session, body: JsonObject) -> ResponseRequest
         "instructions": fields.raw("instructions"),
         "max_output_tokens": fields.raw("max_output_tokens"),
         "metadata": fields.raw("metadata") or {},
-        "parallel_tool_calls": is_parallel,
+        "parallel_tool_calls": demands.is_parallel,
         "previous_response_id": previous,
         "reasoning": {"effort": None, "summary": None, **reasoning},
         "store": turn.store,
         "temperature": gconfig.temperature,
-        "text": text,
+        "text": {"format": answer_format or {"type": "text"}},
         "tool_choice": fields.raw("tool_choice") or "auto",
         "tools": fields.raw("tools") or [],
         "top_logprobs": top_logprobs,
@@ -101,9 +95,6 @@ def read_response_request(session: Session, body: JsonObject) -> ResponseRequest
     }
     _refuse_other_products(fields)
     fields.finish()
-    refuse_unsupported(
-        gconfig, session.engine, grammar_param="text.format" if answer else "tool_choice"
-    )
     return ResponseRequest(turn=turn, is_streamed=is_streamed, echo=echo)
 
 
@@ -193,15 +184,12 @@ def _logprobs(fields: Fields) -> tuple[bool, int]:
     return _LOGPROBS in includes or top > 0, top
 
 
-def _text(fields: Fields) -> tuple[str | None, JsonObject]:
-    """(grammar of the answer, the ``text`` object to repeat)."""
-    text = fields.mapping("text") or {}
-    inner = Fields(text, where="text")
+def _answer_format(fields: Fields) -> JsonObject | None:
+    inner = Fields(fields.mapping("text") or {}, where="text")
     answer_format = inner.mapping("format")
     inner.only("verbosity", "medium")
     inner.finish()
-    grammar = answer_grammar(answer_format, where="text.format")
-    return grammar, {"format": answer_format or {"type": "text"}}
+    return answer_format
 
 
 def _reasoning(fields: Fields, session: Session) -> tuple[JsonObject, dict[str, Any]]:

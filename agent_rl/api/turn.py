@@ -25,6 +25,7 @@ _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 class Turn:
     """``messages`` is what the record keeps.
 
+    ``stop`` is what the text is trimmed at; the engine may be told to stop at more.
     ``is_raw``: no template made the prompt, so nothing but text is read from the answer.
     ``labels`` (metadata, user, ...) are kept on the interaction and change nothing.
     """
@@ -32,6 +33,7 @@ class Turn:
     model: str
     messages: list[JsonObject]
     gconfig: GenerationConfig
+    stop: tuple[str, ...] = ()
     tools: list[JsonObject] | None = None
     can_call_tools: bool = False
     n: int = 1

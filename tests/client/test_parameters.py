@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -263,3 +264,62 @@ async def test_unknown_keyword_is_a_type_error(tokenizer: Any) -> None:
     client = ArealOpenAI(ScriptedEngine(["a"], tokenizer=tokenizer), tokenizer)
     with pytest.raises(TypeError, match="colour"):
         await ask(client, colour="red")
+
+
+async def test_parallel_tool_calls_false_ends_the_turn_after_one_call(tokenizer: Any) -> None:
+    engine = ScriptedEngine([{"output_tokens": tokenizer.encode(CALL)}], tokenizer=tokenizer)
+    client = ArealOpenAI(engine, tokenizer)
+    completion = await ask(client, tools=[ADD], parallel_tool_calls=False, stop="END")
+    assert engine.requests[0].gconfig.stop == ("END", "</tool_call>")
+    (call,) = completion.choices[0].message.tool_calls
+    assert call.function.arguments == '{"a": 1}'
+
+
+async def test_named_tool_choice_is_a_grammar(tokenizer: Any, guided_engine_type: type) -> None:
+    engine = guided_engine_type([CALL], tokenizer=tokenizer)
+    client = ArealOpenAI(engine, tokenizer)
+    choice = {"type": "function", "function": {"name": "add"}}
+    completion = await ask(client, tools=[ADD], tool_choice=choice, parallel_tool_calls=False)
+    assert '"const": "add"' in engine.requests[0].gconfig.grammar
+    assert completion.choices[0].finish_reason == "tool_calls"
+
+
+async def test_reasoning_effort_reaches_the_template(tokenizer: Any) -> None:
+    thinking = copy.deepcopy(tokenizer)
+    thinking.chat_template = (
+        "{{ '<|im_start|>' }}{% if enable_thinking %}deep{% else %}quick{% endif %}"
+        "{% for m in messages %}{{ m['content'] }}{% endfor %}{{ '<|im_end|>' }}"
+    )
+    engine = ScriptedEngine(["a"], tokenizer=tokenizer, repeat=True)
+    client = ArealOpenAI(engine, thinking)
+    await ask(client, reasoning_effort="high")
+    await ask(client, reasoning_effort="none")
+    texts = [tokenizer.decode(request.input_ids) for request in engine.requests]
+    assert texts == ["<|im_start|>deephi<|im_end|>", "<|im_start|>quickhi<|im_end|>"]
+    response = await client.responses.create(model="m", input="hi", reasoning={"effort": "low"})
+    assert response.reasoning.effort == "low"
+    assert engine.requests[2].input_ids == engine.requests[0].input_ids
+
+
+async def test_images_are_carried_to_an_engine_that_reads_them(
+    tokenizer: Any, guided_engine_type: type
+) -> None:
+    seeing = copy.deepcopy(tokenizer)
+    seeing.chat_template = (
+        "{% for m in messages %}{% for p in m['content'] %}"
+        "{{ '<image>' if p['type'] == 'image' else p['text'] }}{% endfor %}{% endfor %}"
+    )
+    engine = guided_engine_type(["a cat"], tokenizer=tokenizer, repeat=True)
+    client = ArealOpenAI(engine, seeing)
+    parts = [
+        {"type": "text", "text": "what?"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}},
+    ]
+    await ask(client, messages=[{"role": "user", "content": parts}])
+    assert engine.requests[0].image_data == ("data:image/png;base64,AA==",)
+
+
+async def test_seed_differs_between_choices(tokenizer: Any) -> None:
+    engine = ScriptedEngine(["a"], tokenizer=tokenizer, repeat=True)
+    await ask(ArealOpenAI(engine, tokenizer), n=3, seed=5)
+    assert sorted(r.gconfig.seed for r in engine.requests) == [5, 6, 7]
