@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,9 @@ def direct_create(original: Create, path: str, result: type, stream: Any) -> Cre
             if isinstance(value, Omit | NotGiven):
                 continue
             if name not in _OPTIONS:
-                body[name] = value
+                # The SDK takes any iterable of messages; JSON takes lists.
+                is_lazy = isinstance(value, Iterable) and not isinstance(value, str | Mapping)
+                body[name] = list(value) if is_lazy else value
             elif value is not None or name == "timeout":
                 options[_OPTIONS[name]] = value
         return await self._post(

@@ -96,6 +96,24 @@ async def test_returned_message_objects_can_be_sent_back(tokenizer: Any) -> None
         assert client.interactions[second.id].parent is client.interactions[first.id]
 
 
+async def test_messages_may_be_any_iterable(tokenizer: Any) -> None:
+    """Case B12 e: a tuple or a generator of messages is as good as a list."""
+    client = make(tokenizer, "a", "a")
+    for messages in (tuple(HI), (message for message in HI)):
+        completion = await client.chat.completions.create(model="m", messages=messages)
+        assert client.interactions[completion.id].messages == HI
+
+
+async def test_a_model_class_belongs_to_parse(tokenizer: Any) -> None:
+    client = make(tokenizer, "a")
+    with pytest.raises(TypeError):
+        await client.chat.completions.create(
+            model="m",
+            messages=HI,
+            response_format=Answer,  # type: ignore[call-overload]
+        )
+
+
 async def test_tool_turn_and_its_answer_are_one_conversation(tokenizer: Any) -> None:
     """Cases B11, B22, B32: content null, "" or absent; the results in either order."""
     calls = (

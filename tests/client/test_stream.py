@@ -86,7 +86,7 @@ async def joined(client: Any, **params: Any) -> Joined:
 @pytest.mark.parametrize("name", ANSWERS)
 @pytest.mark.parametrize("stop_reason", ["stop", "length"])
 async def test_streamed_equals_not_streamed(name: str, stop_reason: str, tokenizer: Any) -> None:
-    """Cases B20, B21, B22, B23, B25, B31, B47, B54: text, calls, usage, record."""
+    """Cases B20, B21, B22, B23, B25, B31, B27, B47, B49, B54: calls, usage, record."""
     ids = tokenizer.encode(ANSWERS[name])
     if stop_reason == "length":
         ids = ids[: max(len(ids) - 3, 0)]
