@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 from weakref import WeakKeyDictionary
 
 from agent_rl.errors import TokenError
 from agent_rl.tokens.bridge import NoBridge
 from agent_rl.tokens.format import ChatFormat
+from agent_rl.tokens.vocabulary import Tokenizer
 from agent_rl.types import JsonObject, StopReason
 
 Status = Literal["exact", "branch", "unsupported"]
@@ -85,7 +86,7 @@ class _Case:
 
 
 def certify(
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     *,
     renderer: str = "auto",
     tool_call_parser: str = "auto",

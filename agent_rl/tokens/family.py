@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from agent_rl.errors import ConfigError, TokenError
 from agent_rl.tokens import json_text
@@ -148,7 +148,7 @@ class Family:
         prompt = list(prompt_ids) if prompt_ids is not None else None
         specs = normal_tools(tools) or None
         parsed = self._default.parse_response(list(output_ids), tools=specs, prompt_ids=prompt)
-        return _message_of(parsed, tools)
+        return message_of(parsed, tools)
 
     def _ids(
         self,
@@ -201,40 +201,15 @@ class Family:
         return None
 
 
-class Harmony:
-    """Reads gpt-oss's channels where the tokenizer's own template writes them."""
-
-    name = "harmony"
-    _TOKENS = ("return", "call", "start", "end", "channel", "message", "constrain")
-
-    def __init__(self, tokenizer: Any, vocabulary: Vocabulary, ids: Mapping[str, int]) -> None:
-        self._tokenizer = tokenizer
-        self._ids = ids
-        # The generation prompt ends inside the first message's header.
-        self._header = [ids["start"], *vocabulary.encode("assistant")]
-
-    @classmethod
-    def of(cls, tokenizer: Any, vocabulary: Vocabulary) -> Harmony | None:
-        """None where the vocabulary does not have the channels' tokens."""
-        found = {name: vocabulary.id_of(f"<|{name}|>") for name in cls._TOKENS}
-        ids = {name: token_id for name, token_id in found.items() if token_id is not None}
-        return cls(tokenizer, vocabulary, ids) if len(ids) == len(cls._TOKENS) else None
-
-    def end_ids(self) -> tuple[int, ...]:
-        """``<|end|>`` closes one message of a turn and is no end."""
-        return (self._ids["return"], self._ids["call"])
+class FamilyParser(Protocol):
+    """Reads a whole completion: a ``Family``, or ``harmony.Harmony``."""
 
     def parse(
         self,
         output_ids: Sequence[int],
         tools: Sequence[JsonObject] | None,
         prompt_ids: Sequence[int] | None,
-    ) -> ParsedMessage:
-        from renderers.parsing import parse_gpt_oss
-
-        ids = {f"{name}_id": token_id for name, token_id in self._ids.items()}
-        whole = [*self._header, *output_ids]
-        return _message_of(parse_gpt_oss(self._tokenizer, whole, **ids), tools)
+    ) -> ParsedMessage: ...
 
 
 class FamilyReader:
@@ -245,7 +220,7 @@ class FamilyReader:
 
     def __init__(
         self,
-        family: Family | Harmony,
+        family: FamilyParser,
         tools: Sequence[JsonObject] | None,
         stop: Sequence[str],
         prompt_ids: Sequence[int] | None,
@@ -277,8 +252,8 @@ class FamilyReader:
         )
 
 
-def _message_of(parsed: Any, tools: Sequence[JsonObject] | None) -> ParsedMessage:
-    """Malformed calls, and all calls where no tools were given, are content."""
+def message_of(parsed: Any, tools: Sequence[JsonObject] | None) -> ParsedMessage:
+    """A message of `renderers`. Malformed calls, and all calls without tools, are content."""
     calls = [_exact_call(attempt) if tools else None for attempt in parsed.tool_calls]
     pairs = zip(parsed.tool_calls, calls, strict=True)
     raw = [attempt.raw for attempt, call in pairs if call is None]

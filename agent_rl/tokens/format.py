@@ -12,17 +12,17 @@ from functools import cached_property
 from typing import Any
 
 from agent_rl.errors import ConfigError
-from agent_rl.tokens import tool_formats
+from agent_rl.tokens import tool_parsers
 from agent_rl.tokens.bridge import NoBridge, TemplateBridge
 from agent_rl.tokens.family import (
     ALIASES,
     WIRE_FORMATS,
     Family,
     FamilyReader,
-    Harmony,
     family_names,
     family_of,
 )
+from agent_rl.tokens.harmony import Harmony
 from agent_rl.tokens.parse import (
     MessageReader,
     ParsedMessage,
@@ -30,7 +30,8 @@ from agent_rl.tokens.parse import (
     reasoning_format,
 )
 from agent_rl.tokens.render import ChatTemplate
-from agent_rl.tokens.vocabulary import Vocabulary
+from agent_rl.tokens.tool_formats import ToolFormat
+from agent_rl.tokens.vocabulary import Tokenizer, Vocabulary
 from agent_rl.types import JsonObject, StopReason
 
 _ATTRIBUTE = "_agent_rl_formats"
@@ -49,7 +50,7 @@ class ChatFormat:
     @classmethod
     def of(
         cls,
-        tokenizer: Any,
+        tokenizer: Tokenizer,
         *,
         renderer: str = "auto",
         tool_call_parser: str = "auto",
@@ -58,11 +59,11 @@ class ChatFormat:
         """The format for a tokenizer, built at the first call with these options.
 
         Args:
-            tokenizer: a Hugging Face tokenizer, or see ``vocabulary.Tokenizer``.
+            tokenizer: of Hugging Face, or any object with these methods and a chat template.
             renderer: "auto" is the family (see ``family``) that knows the tokenizer's model, else
                 the tokenizer's chat template. "template" is the chat template; "hermes" too, with
                 tools in the `hermes` form (see ``hermes``). Otherwise the name of a family.
-            tool_call_parser: "auto", "none", a format of ``tool_formats``, a family, or the name
+            tool_call_parser: "auto", "none", a format of ``tool_parsers``, a family, or the name
                 that SGLang or vLLM has for one of them.
             reasoning_parser: "auto", "none" or a name of ``parse.REASONING_FORMATS``.
 
@@ -84,7 +85,7 @@ class ChatFormat:
         return found
 
     def __init__(
-        self, tokenizer: Any, renderer: str, tool_call_parser: str, reasoning_parser: str
+        self, tokenizer: Tokenizer, renderer: str, tool_call_parser: str, reasoning_parser: str
     ) -> None:
         self.tokenizer = tokenizer
         self.vocabulary = Vocabulary(tokenizer)
@@ -269,23 +270,23 @@ class ChatFormat:
         if self._family is not None:
             return None if self._family.name in WIRE_FORMATS else self._family
         harmony = Harmony.of(self.tokenizer, self.vocabulary)
-        name = tool_formats.detect(self.template.source, self.template.knows_tools)
-        if harmony is not None or name in tool_formats.FORMATS:
+        name = tool_parsers.detect(self.template.source, self.template.knows_tools)
+        if harmony is not None or name in tool_parsers.FORMATS:
             return harmony
         try:
             return Family(self.tokenizer, self.vocabulary, name)
         except ConfigError:
             return None  # the marks of that family, but not its vocabulary
 
-    def _chosen_tool_format(self, name: str) -> tool_formats.ToolFormat | None:
+    def _chosen_tool_format(self, name: str) -> ToolFormat | None:
         if name == "none" or self._reader is not None:
             return None
         if name == "auto" and self._family is not None:
             name = WIRE_FORMATS[self._family.name]
         if name == "auto":
-            name = tool_formats.detect(self.template.source, self.template.knows_tools)
-            name = name if name in tool_formats.FORMATS else "hermes"
-        return tool_formats.tool_format(WIRE_FORMATS.get(name, name))
+            name = tool_parsers.detect(self.template.source, self.template.knows_tools)
+            name = name if name in tool_parsers.FORMATS else "hermes"
+        return tool_parsers.tool_format(WIRE_FORMATS.get(name, name))
 
     def _template_ends(self) -> tuple[int, ...]:
         if self._family is not None:

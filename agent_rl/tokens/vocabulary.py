@@ -31,7 +31,7 @@ class Tokenizer(Protocol):
 class Vocabulary:
     """Encodes template text (never model output) and decodes ids."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         added = dict(getattr(tokenizer, "added_tokens_decoder", None) or {})
         named = [getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad")]

@@ -230,7 +230,8 @@ def test_every_next_prompt_starts_with_the_sampled_ids(
 ) -> None:
     """Random ids, ended or cut: the bridge is what the template writes after such a turn.
 
-    The next prompt is prompt + output + bridge, or there is a reason. No output is encoded.
+    The next prompt is prompt + output + bridge, or there is a reason. No output is ever encoded
+    (case B1).
     """
     if with_tools and name in REFUSES_TOOLS:
         return
