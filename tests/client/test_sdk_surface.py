@@ -272,3 +272,18 @@ async def test_passthrough_forwards_what_is_not_generation(tokenizer: Any) -> No
 def test_create_looks_like_the_sdks_own() -> None:
     signature = inspect.signature(DirectChatCompletions.create)
     assert signature == inspect.signature(AsyncCompletions.create)
+
+
+async def test_our_http_client_serves_a_plain_client(tokenizer: Any) -> None:
+    """An agent that builds its own client from base_url, api_key and http_client."""
+    client = make(tokenizer, "a", "b")
+    own = openai.AsyncOpenAI(
+        api_key="any", base_url="http://host/t/7/v1", http_client=client._client
+    )
+    async with own:
+        completion = await own.chat.completions.create(model="m", messages=HI)
+    raw = await client._client.post(
+        "http://host/v1/chat/completions", json={"model": "m", "messages": HI}
+    )
+    assert raw.json()["choices"][0]["message"]["content"] == "b"
+    assert list(client.interactions) == [completion.id, raw.json()["id"]]
