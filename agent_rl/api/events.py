@@ -27,6 +27,8 @@ class EventStream(AsyncIterator[bytes]):
         self._encode = encode
         self._end = end
         self._first: JsonObject | None = None
+        self._is_reading = False
+        self._is_closed = False
 
     async def start(self) -> JsonObject:
         """The first object. Raises what the producer raises before it."""
@@ -37,6 +39,23 @@ class EventStream(AsyncIterator[bytes]):
         if self._first is not None:
             first, self._first = self._first, None
             return self._encode(first)
+        self._is_reading = True
+        try:
+            event = await self._next()
+        finally:
+            self._is_reading = False
+        if self._is_closed:
+            await self._objects.aclose()
+            raise StopAsyncIteration
+        return event
+
+    async def aclose(self) -> None:
+        """While another task waits for the next object, the producer ends at that object."""
+        self._first, self._end, self._is_closed = None, b"", True
+        if not self._is_reading:
+            await self._objects.aclose()
+
+    async def _next(self) -> bytes:
         try:
             return self._encode(await anext(self._objects))
         except StopAsyncIteration:
@@ -47,10 +66,6 @@ class EventStream(AsyncIterator[bytes]):
         except AgentRLError as error:
             self._end = b""
             return self._encode(failure_of(error).body)
-
-    async def aclose(self) -> None:
-        self._first, self._end = None, b""
-        await self._objects.aclose()
 
 
 def chat_event(chunk: JsonObject) -> bytes:

@@ -33,7 +33,7 @@ _DEFAULTS = GenerationConfig()
 def read_sampling(
     fields: Fields, session: Session, *, max_new_tokens: int | None
 ) -> GenerationConfig:
-    """Reads the fields that chat completions and legacy completions share."""
+    """Reads the fields that all endpoints share."""
     sent = {
         "temperature": fields.number("temperature", low=0),
         "top_p": fields.number("top_p", low=1e-9, high=1),
