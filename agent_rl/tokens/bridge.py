@@ -136,7 +136,8 @@ class TemplateBridge:
         kwargs = chat_template_kwargs or {}
         calls = _calls_for(new_messages, history)
         has_system = history[0].get("role") in _SYSTEM_ROLES if history else None
-        seam = self._seam(new_messages, bool(tools), has_system, kwargs)
+        has_tools = tools is not None and len(tools) > 0
+        seam = self._seam(new_messages, has_tools, has_system, kwargs)
         if isinstance(seam, NoBridge):
             return seam
         if seam.needs_names and any(call["function"]["name"] == _NAME for call in calls):

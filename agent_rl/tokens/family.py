@@ -254,7 +254,8 @@ class FamilyReader:
 
 def message_of(parsed: Any, tools: Sequence[JsonObject] | None) -> ParsedMessage:
     """A message of `renderers`. Malformed calls, and all calls without tools, are content."""
-    calls = [_exact_call(attempt) if tools else None for attempt in parsed.tool_calls]
+    has_tools = tools is not None and len(tools) > 0
+    calls = [_exact_call(attempt) if has_tools else None for attempt in parsed.tool_calls]
     pairs = zip(parsed.tool_calls, calls, strict=True)
     raw = [attempt.raw for attempt, call in pairs if call is None]
     return ParsedMessage(

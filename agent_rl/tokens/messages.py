@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from agent_rl.errors import TokenError
@@ -45,7 +46,7 @@ def normal_tools(tools: Iterable[Any] | None) -> list[JsonObject]:
         tool = plain(tool)
         spec = tool.get("function", tool) if isinstance(tool, Mapping) else None
         if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
-            logger.warning("tools[%d] has no function name and is left out: %r", index, tool)
+            _warn_once(f"tools[{index}] has no function name and is left out: {tool!r}")
             continue
         # strict=False and null fields are the defaults some clients write out and others do not.
         function = {
@@ -57,6 +58,11 @@ def normal_tools(tools: Iterable[Any] | None) -> list[JsonObject]:
             function["parameters"] = _ordered_schema(function["parameters"])
         normal.append({"type": "function", "function": _ordered(function, _TOOL_KEYS)})
     return normal
+
+
+@lru_cache(maxsize=64)
+def _warn_once(message: str) -> None:
+    logger.warning(message)
 
 
 def plain(value: Any) -> Any:

@@ -66,12 +66,15 @@ class ChatTemplate:
         apply = getattr(tokenizer, "apply_chat_template", None)
         # The usual way is taken by ourselves: transformers drops null content, which some
         # templates ask for, and copies every message. A tokenizer's own way is respected.
-        is_usual = apply is None or apply.__module__.startswith("transformers.")
+        is_usual = str(getattr(apply, "__module__", "transformers.")).startswith("transformers.")
         if is_usual and not self.source:
             raise TokenError("the tokenizer has no chat template; set tokenizer.chat_template")
         self._compiled: jinja2.Template | None = None
         if is_usual and isinstance(source, str):
-            self._compiled = _environment().from_string(source)
+            try:
+                self._compiled = _environment().from_string(source)
+            except jinja2.TemplateError as error:
+                raise TokenError(f"tokenizer.chat_template is not Jinja: {error}") from error
 
     def text(
         self,

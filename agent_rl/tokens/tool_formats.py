@@ -35,7 +35,7 @@ class Scan:
     calls: tuple[ParsedToolCall, ...] = ()
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """What a format may look at: the text so far and what is known of the turn."""
 

@@ -50,6 +50,9 @@ def test_a_missing_template_and_unknown_names_are_typed_errors(fix: Any) -> None
     bare.chat_template = None
     with pytest.raises(TokenError, match="no chat template"):
         ChatFormat.of(bare)
+    bare.chat_template = "{% if %}"
+    with pytest.raises(TokenError, match="is not Jinja"):
+        ChatFormat.of(bare)
     with pytest.raises(ConfigError, match=r"tool_call_parser is 'quen'.*hermes"):
         ChatFormat.of(fix(), tool_call_parser="quen")
     with pytest.raises(ConfigError, match=r"reasoning_parser is 'r2'.*qwen3"):

@@ -135,7 +135,10 @@ def test_numpy_values_are_plain(fix: Any) -> None:
     messages = np.array([{"role": "user", "content": "hi", "level": np.int64(3)}], dtype=object)
     assert ChatFormat.of(fix()).render(messages, np.array([])) == (1, 5, 3, 23, 2, 3, 1, 6, 3)
     tool = {"name": "f", "parameters": {"type": "object", "required": np.array(["x"])}}
-    assert '"required": ["x"]' in text(fix(), [HI], np.array([tool], dtype=object))
+    tools = np.array([tool, tool], dtype=object)
+    assert '"required": ["x"]' in text(fix(), [HI], tools)
+    bridge = ChatFormat.of(fix()).bridge((1, 6, 3, 20, 2), "stop", [HI], tools)
+    assert bridge == (3, 1, 5, 3, 23, 2, 3, 1, 6, 3)
 
 
 def test_a_refusal_of_the_template_is_a_token_error() -> None:
@@ -199,3 +202,14 @@ def test_generation_blocks_are_read_through() -> None:
         "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
     )
     assert text(new_tokenizer(template, Family()), [HI]) == "hi"
+
+
+def test_a_tool_without_a_name_is_left_out_with_one_warning(
+    smollm: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Case B9: the other tools are not harmed."""
+    for _ in range(3):
+        assert "nameless" not in text(smollm, [HI], [TOOL_A, {"type": "function", "x": "nameless"}])
+    assert [record.message for record in caplog.records if "nameless" in record.message] == [
+        "tools[1] has no function name and is left out: {'type': 'function', 'x': 'nameless'}"
+    ]
