@@ -61,6 +61,7 @@ class _EventWriter:
         self._open: JsonObject | None = None
         self._text = ""
         self._calls: list[JsonObject] = []
+        self._held: list[JsonObject] = []  # log-probs of tokens whose text is not shown yet
 
     def event(self, kind: str, /, **fields: object) -> JsonObject:
         event: JsonObject = {"type": kind, "sequence_number": self.count, **fields}
@@ -68,6 +69,9 @@ class _EventWriter:
         return event
 
     def write(self, delta: ChoiceDelta) -> Iterator[JsonObject]:
+        if self._turn.has_logprobs and delta.tokens is not None:
+            ids, logprobs = delta.tokens.token_ids, delta.tokens.logprobs
+            self._held += entries(self._session.format, ids, logprobs)
         if delta.reasoning_content:
             if self._open is None:
                 yield from self._begin(reasoning_item(None, "in_progress"))
@@ -76,11 +80,10 @@ class _EventWriter:
         if delta.content:
             yield from self._begin_text()
             self._text += delta.content
-            logprobs = []
-            if self._turn.has_logprobs and delta.tokens is not None:
-                tokens = delta.tokens
-                logprobs = entries(self._session.format, tokens.token_ids, tokens.logprobs)
-            yield self._item_event("output_text.delta", delta=delta.content, logprobs=logprobs)
+            yield self._item_event(
+                "output_text.delta", delta=delta.content, logprobs=_event_logprobs(self._held)
+            )
+            self._held = []
         self._calls += delta.tool_calls
 
     def write_last(self, choice: Choice) -> Iterator[JsonObject]:
@@ -108,7 +111,8 @@ class _EventWriter:
 
     def _end_text(self, status: str, logprobs: list[JsonObject]) -> Iterator[JsonObject]:
         part = text_part(self._text, logprobs)
-        yield self._item_event("output_text.done", text=self._text, logprobs=logprobs)
+        done = _event_logprobs(logprobs)
+        yield self._item_event("output_text.done", text=self._text, logprobs=done)
         yield self._item_event("content_part.done", part=part)
         yield from self._end({"status": status, "content": [part]})
 
@@ -148,3 +152,17 @@ class _EventWriter:
             content_index=0,
             **fields,
         )
+
+
+def _event_logprobs(logprobs: list[JsonObject]) -> list[JsonObject]:
+    """In events the entries have no bytes."""
+    return [
+        {
+            "token": entry["token"],
+            "logprob": entry["logprob"],
+            "top_logprobs": [
+                {"token": top["token"], "logprob": top["logprob"]} for top in entry["top_logprobs"]
+            ],
+        }
+        for entry in logprobs
+    ]

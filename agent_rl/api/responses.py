@@ -83,7 +83,6 @@ def read_response_request(session: Session, body: JsonObject) -> ResponseRequest
         "parallel_tool_calls": demands.is_parallel,
         "previous_response_id": previous,
         "reasoning": {"effort": None, "summary": None, **reasoning},
-        "store": turn.store,
         "temperature": gconfig.temperature,
         "text": {"format": answer_format or {"type": "text"}},
         "tool_choice": fields.raw("tool_choice") or "auto",
