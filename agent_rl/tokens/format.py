@@ -7,6 +7,7 @@ choice of options; it is immutable and shared by all sessions. Knows neither eng
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -34,7 +35,14 @@ from agent_rl.tokens.tool_formats import ToolFormat
 from agent_rl.tokens.vocabulary import Tokenizer, Vocabulary
 from agent_rl.types import JsonObject, StopReason
 
+logger = logging.getLogger(__name__)
+
 _ATTRIBUTE = "_agent_rl_formats"
+_PROBE: list[JsonObject] = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "hello"},
+    {"role": "user", "content": "bye"},
+]
 
 
 class _Formats(dict[Any, Any]):
@@ -60,9 +68,9 @@ class ChatFormat:
 
         Args:
             tokenizer: of Hugging Face, or any object with these methods and a chat template.
-            renderer: "auto" is the family (see ``family``) that knows the tokenizer's model, else
-                the tokenizer's chat template. "template" is the chat template; "hermes" too, with
-                tools in the `hermes` form (see ``hermes``). Otherwise the name of a family.
+            renderer: "auto" is the family (see ``family``) that knows the tokenizer's model and
+                agrees with its chat template, else the template. "template" is always the template;
+                "hermes" too, with tools in the `hermes` form. Otherwise the name of a family.
             tool_call_parser: "auto", "none", a format of ``tool_parsers``, a family, or the name
                 that SGLang or vLLM has for one of them.
             reasoning_parser: "auto", "none" or a name of ``parse.REASONING_FORMATS``.
@@ -179,7 +187,7 @@ class ChatFormat:
             self.vocabulary,
             end_ids=self._end_ids,
             reasoning=self._reasoning,
-            tool_format=self._tool_format if tools is not None and len(tools) else None,
+            tool_format=self._tool_format,
             tools=tools,
             stop=stop,
             is_reasoning=self._is_reasoning(prompt_ids),
@@ -253,13 +261,29 @@ class ChatFormat:
     def _chosen_family(self, renderer: str) -> Family | None:
         if renderer in ("template", "hermes"):
             return None
-        name = family_of(self.tokenizer) if renderer == "auto" else renderer
+        if renderer == "auto":
+            return self._known_family()
+        if renderer not in family_names():
+            known = ", ".join(["auto", "hermes", "template", *family_names()])
+            raise ConfigError(f"renderer is {renderer!r}; it must be one of: {known}")
+        return Family(self.tokenizer, self.vocabulary, renderer)
+
+    def _known_family(self) -> Family | None:
+        """The family of a known model, unless the tokenizer was given another template."""
+        name = family_of(self.tokenizer)
         if name is None:
             return None
-        if name not in family_names():
-            known = ", ".join(["auto", "hermes", "template", *family_names()])
-            raise ConfigError(f"renderer is {name!r}; it must be one of: {known}")
-        return Family(self.tokenizer, self.vocabulary, name)
+        try:
+            family = Family(self.tokenizer, self.vocabulary, name)
+        except ConfigError as error:
+            logger.warning("%s; its chat template is used", error)
+            return None
+        if getattr(self.tokenizer, "chat_template", None) is None:
+            return family
+        if ChatTemplate(self.tokenizer).text(_PROBE) == family.text(_PROBE):
+            return family
+        logger.warning("the chat template is not that of renderer %r and is used instead", name)
+        return None
 
     def _chosen_reader(self, tool_call_parser: str) -> Family | Harmony | None:
         """What reads completions where none of our own formats does."""

@@ -107,7 +107,7 @@ class MessageReader:
     Args:
         end_ids: tokens without text: ends of turn and padding.
         reasoning: None reads reasoning tags as content.
-        tool_format: None reads tool calls as content (no tools were given).
+        tool_format: what tool calls look like. Without ``tools`` they are content, marks and all.
         is_reasoning: the prompt ended inside reasoning.
     """
 
@@ -126,7 +126,7 @@ class MessageReader:
         markers = (*tags, *(tool_format.markers if tool_format else ()))
         self._source = Detokenizer(vocabulary, markers, end_ids)
         self._reasoning = reasoning
-        self._format = tool_format
+        self._format = tool_format if tools is not None and len(tools) else None
         self._tools = {tool["function"]["name"]: tool["function"] for tool in normal_tools(tools)}
         self._stop = tuple(text for text in stop if text)
         self._is_reasoning = is_reasoning or (reasoning is not None and reasoning.is_forced)
@@ -135,7 +135,7 @@ class MessageReader:
         self._searched = 0
         self._cut: int | None = None
         self._thoughts = _Edge("\n", "\n")
-        self._content = _Edge("", _SPACE if tool_format else "")
+        self._content = _Edge("", _SPACE if self._format else "")
         self._has_reasoned = False
         self._has_content = False
         self._parts: list[MessageDelta] = []

@@ -123,7 +123,9 @@ def test_a_known_model_is_found_by_name_without_network(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.setattr(socket.socket, "connect", refuse)
-    named = new_tokenizer(tokenizer().chat_template, Family(pad="<|endoftext|>", marks=MARKS))
+    named = new_tokenizer(
+        family_tokenizer("qwen3").chat_template, Family(pad="<|endoftext|>", marks=MARKS)
+    )
     named.name_or_path = "Qwen/Qwen3-8B"
     assert family_of(named) == "qwen3"
     assert ChatFormat.of(named).renderer_name == "renderers: qwen3"
@@ -132,6 +134,16 @@ def test_a_known_model_is_found_by_name_without_network(monkeypatch: pytest.Monk
     assert family_of(named) is None
     named.name_or_path = "openai/gpt-oss-20b"
     assert family_of(named) is None
+
+
+def test_a_template_of_ones_own_wins_over_the_known_model(caplog: pytest.LogCaptureFixture) -> None:
+    own = new_tokenizer("{{ messages[-1].content }}", Family(marks=MARKS))
+    own.name_or_path = "Qwen/Qwen3-8B"
+    assert ChatFormat.of(own).renderer_name.startswith("chat template")
+    bare = new_tokenizer("{{ messages[-1].content }}", Family())
+    bare.name_or_path = "zai-org/GLM-4.5-Air"
+    assert ChatFormat.of(bare).renderer_name.startswith("chat template")
+    assert len([record for record in caplog.records if "renderer" in record.message]) == 2
 
 
 def test_template_kwargs_are_those_of_the_family() -> None:

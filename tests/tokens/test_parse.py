@@ -162,6 +162,12 @@ def test_without_tools_a_call_is_text(hermes: Any) -> None:
     assert read(hermes, text, tools=[]) == ParsedMessage(content=text)
 
 
+def test_without_tools_the_mark_of_a_call_is_shown_too() -> None:
+    """Case B32: Mistral's mark is a special token, and still part of the raw text."""
+    text = '[TOOL_CALLS][{"name": "f", "arguments": {}}]'
+    assert read(family_tokenizer("mistral_3"), text, tools=None) == ParsedMessage(content=text)
+
+
 def test_look_alike_tags_are_text() -> None:
     """Tags that are tokens count by id: the same text spelled out is content."""
     tokenizer = family_tokenizer("qwen3")
