@@ -1,13 +1,16 @@
 """AgentWorkflow: an ordinary agent (``async def run(self, data, ...)``) as a workflow.
 
 Each episode has its own client, so its own record; a class also gets a fresh instance for each
-episode. What ``run`` takes by name is passed: ``client``, ``session``, ``http_client``, and beside
-an ``http_client`` also ``base_url`` and ``api_key``, because that client reaches the engine without
-a port. What it returns:
+episode. What ``run`` takes by name is passed: ``client``, ``session`` (where rewards are set; the
+same object), ``http_client``, and beside that also ``base_url`` and ``api_key``, because such a
+client reaches the engine without a port. What it returns:
 
     a number                  the reward of the last interaction; others set before stay
     {interaction_id: number}  rewards by id
     None                      rewards were set through the client or session
+
+An agent that finds its model by environment variables is not served here: those belong to the whole
+process, so concurrent episodes would share one record.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class DataSource(Protocol):
 class DataLoader:
     """
     Args:
-        dataset: rows; numpy values in them are given out as native Python values.
+        dataset: rows of any kind that can be indexed; each is given out as a new dict.
         batch_size: groups in one training batch.
         shuffle: False keeps the order of the dataset in every epoch.
 
@@ -72,8 +72,7 @@ class DataLoader:
             if self._position == self.num_items:
                 self._epoch, self._position = self._epoch + 1, 0
                 self._order = self._permutation()
-            row = self._dataset[self._order[self._position]]
-            items.append({key: as_native(value) for key, value in row.items()})
+            items.append(dict(self._dataset[self._order[self._position]]))
             self._position += 1
         return items
 
@@ -109,13 +108,16 @@ def patience(dataloader: DataSource) -> int:
 
 
 def as_native(value: object) -> Any:
-    """numpy arrays and scalars as lists and Python numbers, also inside lists and dicts."""
+    """numpy arrays and scalars as lists and Python numbers, also inside lists and dicts: rows of
+    a Parquet file have them, and templates (``if tools``) and JSON break on them."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
         return [as_native(item) for item in value.tolist()]
     if isinstance(value, Mapping):
         return {key: as_native(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, list):
         return [as_native(item) for item in value]
+    if isinstance(value, tuple) and type(value) is tuple:
+        return tuple(as_native(item) for item in value)
     return value

@@ -23,7 +23,7 @@ from agent_rl.record.dump import TrajectoryDump
 from agent_rl.rollout.agent import InlineSettings
 from agent_rl.rollout.clock import PausableClock
 from agent_rl.rollout.collector import Collector
-from agent_rl.rollout.dataloader import DataSource, patience
+from agent_rl.rollout.dataloader import DataSource, as_native, patience
 from agent_rl.rollout.episode import EpisodeRules
 from agent_rl.rollout.group import GroupedRolloutWorkflow
 from agent_rl.rollout.lane import AcceptFn, Counts, Lane, Submission
@@ -207,12 +207,13 @@ class RolloutEngine:
             self._top_up(dataloader, make)
             self._collector.wait_for(
                 lane,
-                lambda: is_full() or len(lane.waiting) < size or lane.fruitless >= limit,
+                lambda: is_full() or self._missing(size) > 0 or lane.fruitless >= limit,
                 None,
             )
         groups = self._take(lane, size)
         self._record_staleness(groups)
-        self._top_up(dataloader, make)
+        if self.config.max_head_offpolicyness > 0:
+            self._top_up(dataloader, make)
         return groups
 
     def _maker(
@@ -243,7 +244,7 @@ class RolloutEngine:
             return Submission(
                 number=number,
                 task_id=str(number if task_id is None else task_id),
-                data=data,
+                data=as_native(data),
                 workflow=resolved,
                 should_accept=should_accept,
                 is_eval=is_eval,
@@ -254,13 +255,24 @@ class RolloutEngine:
     def _top_up(
         self, dataloader: DataSource, make: Callable[[JsonObject, str | int | None], Submission]
     ) -> None:
-        """Keep one batch waiting, so that a new version or a rejection starts work at once."""
-        missing = dataloader.batch_size - len(self._stream.waiting)
+        with self._collector.changed:
+            missing = self._missing(dataloader.batch_size)
         data: list[JsonObject] = []
         while self._pending and len(data) < missing:
             data.append(self._pending.popleft())
         data += dataloader.take(max(0, missing - len(data)))
         self._collector.add(self._stream, [make(datum, None) for datum in data])
+
+    def _missing(self, size: int) -> int:
+        """Data to draw now.
+
+        Ahead of training one batch always waits, so that a new version or a rejection starts work
+        at once. Synchronously no more is drawn than the batch needs: nothing runs between batches.
+        """
+        lane = self._stream
+        if self.config.max_head_offpolicyness > 0:
+            return size - len(lane.waiting)
+        return size - len(lane.waiting) - len(lane.running) - len(lane.finished)
 
     def _take(self, lane: Lane, count: int) -> list[TensorDict]:
         with self._collector.changed:

