@@ -209,7 +209,7 @@ class ActorConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     ppo_n_minibatches: int = Field(1, ge=1, description="optimizer steps for one batch")
     max_tokens_per_mb: int = Field(
-        4096, ge=1, description="tokens of one forward pass; a longer row is a pass of its own"
+        2048, ge=1, description="tokens of one forward pass; a longer row is a pass of its own"
     )
     tree_packing: Literal["auto", "off"] = Field(
         "auto", description="auto: a prefix that rows share is computed once; off: rows apart"

@@ -20,12 +20,7 @@ from agent_rl.config import ActorConfig
 from agent_rl.errors import WorkflowContractError
 from agent_rl.train import advantage, correction, loss, metrics, normalization
 from agent_rl.train.batch import Batch, MicroBatch, micro_batches, minibatches
-from agent_rl.train.forward import (
-    check_model,
-    checkpoint_layers,
-    predicted_logprobs,
-    segment_attention,
-)
+from agent_rl.train.forward import check_model, predicted_logprobs, segment_attention
 from agent_rl.train.metrics import StepRecord, TokenRecord
 from agent_rl.train.optimizer import Optimizer
 
@@ -65,8 +60,6 @@ class Actor:
         self._has_warned_of_singletons = False
         model.eval()
         check_model(model)
-        if config.gradient_checkpointing:
-            checkpoint_layers(model)
 
     def compute_advantages(self, batch: Batch) -> Tensor:
         """[T] float64 advantages, 0 off the mask.
@@ -122,16 +115,13 @@ class Actor:
         tokens = metrics.TokenRecord.empty(
             batch.loss_mask.to(self._device), advantages.to(self._device, self._dtype)
         )
-        with segment_attention(self.model):
+        self._optimizer.clear()
+        with segment_attention(self.model, recompute_layers=self.config.gradient_checkpointing):
             proximal = self._proximal(batch)
-            self.model.train(self.config.gradient_checkpointing)
-            try:
-                steps = [
-                    self._step(batch, rows, proximal, tokens)
-                    for rows in minibatches(batch, self.config.ppo_n_minibatches)
-                ]
-            finally:
-                self.model.eval()
+            steps = [
+                self._step(batch, rows, proximal, tokens)
+                for rows in minibatches(batch, self.config.ppo_n_minibatches)
+            ]
         metrics.record_update(batch, tokens, steps, self._optimizer.lr)
         for warning in metrics.find_faults(batch, tokens):
             logger.warning(warning)

@@ -51,18 +51,28 @@ def predicted_logprobs(
 
 
 @contextmanager
-def segment_attention(model: Any) -> Iterator[None]:
-    """Let the model attend by segments; nothing else may use the model meanwhile."""
+def segment_attention(model: Any, *, recompute_layers: bool = False) -> Iterator[None]:
+    """Let the model attend by segments; nothing else may use the model meanwhile.
+
+    ``recompute_layers`` keeps only the inputs of layers and makes the rest again in the backward
+    pass. Never any dropout: log-probs must be those of the model that sampled.
+    """
     before = model.config._attn_implementation
     model.set_attn_implementation(_ATTENTION)
+    if recompute_layers:
+        _enable_checkpointing(model)
+        model.train()
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.eval()
     try:
         yield
     finally:
+        model.eval()
         model.set_attn_implementation(before)
 
 
-def checkpoint_layers(model: Any) -> None:
-    """Keep only the inputs of layers while training; the backward pass computes the rest again."""
+def _enable_checkpointing(model: Any) -> None:
     if hasattr(model, "activation_checkpointing_enable"):
         model.activation_checkpointing_enable()
     else:  # its name in earlier releases

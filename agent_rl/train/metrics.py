@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,8 +90,9 @@ def record_batch(batch: Batch, advantages: Tensor, config: ActorConfig) -> None:
         if batch.versions is not None:
             newest = torch.where(mask, batch.versions, -1).max()
             staleness = (newest - batch.versions).float()
-            stats_tracker.denominator(n_versioned_tokens=mask)
-            stats_tracker.stat("n_versioned_tokens", **{"version_stats/staleness": staleness})
+            with stats_tracker.scope("version_stats"):
+                stats_tracker.denominator(n_tokens=mask)
+                stats_tracker.stat("n_tokens", staleness=staleness)
         stats_tracker.scalar(eps_clip=config.eps_clip, use_dual_clip=config.c_clip is not None)
         if config.c_clip is not None:
             stats_tracker.scalar(c_clip=config.c_clip)
@@ -189,9 +191,9 @@ def _record_groups(batch: Batch, advantages: Tensor) -> None:
         zero_advantage_groups=(strengths == 0.0).float(),
     )
     for size in sorted({int(size) for size in sizes.tolist()}):
-        denominator = f"n_groups_size_{size}"
-        stats_tracker.denominator(**{denominator: sizes == size})
-        stats_tracker.stat(denominator, **{f"group_loss_weight_size_{size}": weights})
+        by_size: dict[str, Any] = {f"group_loss_weight_size_{size}": weights}
+        stats_tracker.denominator(**{f"n_groups_size_{size}": sizes == size})
+        stats_tracker.stat(f"n_groups_size_{size}", **by_size)
 
 
 def _prompt_lengths(batch: Batch) -> Tensor:

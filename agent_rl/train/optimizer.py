@@ -90,8 +90,13 @@ class Optimizer:
             for parameter, master in zip(self._parameters, self._masters, strict=True):
                 if master is not parameter:
                     parameter.copy_(master)
-        self._adamw.zero_grad(set_to_none=True)
+        self.clear()
         return norm.detach(), is_finite
+
+    def clear(self) -> None:
+        """Drop gradients, such as those of an update that was interrupted."""
+        for parameter in (*self._parameters, *self._masters):
+            parameter.grad = None
 
     def end_update(self) -> None:
         """Move the schedule on: once for each batch, however many steps that took."""

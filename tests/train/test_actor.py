@@ -205,7 +205,12 @@ OPTIONS: list[dict[str, object]] = [
     {"use_decoupled_loss": True, "rejection_sampling": {"upper": 1.05, "lower": 0.9}},
     {"use_decoupled_loss": True, "rejection_sampling": {"level": "sequence", "agg": "max"}},
     {"recompute_logprob": True, "m2_threshold": 0.01, "ppo_n_minibatches": 2},
-    {"recompute_logprob": True, "ppo_n_minibatches": 3, "entropy_coef": 0.1},
+    {
+        "recompute_logprob": True,
+        "ppo_n_minibatches": 3,
+        "entropy_coef": 0.1,
+        "gradient_checkpointing": True,
+    },
     {"loss_aggregation": "dr-grpo", "loss_horizon": 16, "ppo_n_minibatches": 2},
     {"adv_norm": {"mean_level": "batch", "std_level": "batch"}, "gradient_checkpointing": True},
 ]
@@ -277,6 +282,16 @@ def test_non_finite_gradient_skips_the_step() -> None:
     report = actor.update(Batch.from_trajectories(groups()))
     assert (report.num_steps, report.num_skipped) == (1, 1)
     assert torch.equal(model.lm_head.weight.detach(), before)
+
+
+def test_an_interrupted_update_leaves_no_gradient_behind() -> None:
+    model = tiny_model()
+    actor = Actor(model, ActorConfig(optimizer=SGD_LIKE), total_steps=1, temperature=0.7)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 5.0)
+    actor.update(Batch.from_trajectories(groups()))
+    got = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert torch.equal(got, weights_after(groups(), ActorConfig(optimizer=SGD_LIKE)))
 
 
 def test_decoupled_loss_needs_behaviour_logprobs() -> None:
