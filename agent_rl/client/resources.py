@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from openai import AsyncStream, NotGiven, Omit
-from openai.resources.chat import AsyncChat, AsyncCompletions
-from openai.resources.responses import AsyncResponses
+from openai import AsyncStream, NotGiven, Omit, Stream
+from openai.resources.chat import AsyncChat, AsyncCompletions, Chat, Completions
+from openai.resources.responses import AsyncResponses, Responses
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 
@@ -26,15 +26,18 @@ _OPTIONS = {
     "extra_body": "extra_json",
     "timeout": "timeout",
 }
-Create = Callable[..., Awaitable[Any]]
+Create = Callable[..., Any]
 
 
 def direct_create(original: Create, path: str, result: type, stream: Any) -> Create:
-    """``original`` without the rewriting: same signature, same result."""
+    """``original`` without the rewriting: same signature, same result.
+
+    It serves both kinds of client: what ``_post`` returns is the result or the awaitable of it.
+    """
     known = frozenset(inspect.signature(original).parameters) - {"self"}
 
     @functools.wraps(original)
-    async def create(self: Any, **params: Any) -> Any:
+    def create(self: Any, **params: Any) -> Any:
         options: dict[str, Any] = {}
         body: dict[str, Any] = {}
         for name, value in params.items():
@@ -48,7 +51,7 @@ def direct_create(original: Create, path: str, result: type, stream: Any) -> Cre
                 body[name] = list(value) if is_lazy else value
             elif value is not None or name == "timeout":
                 options[_OPTIONS[name]] = value
-        return await self._post(
+        return self._post(
             path,
             body=body,
             options=options,
@@ -80,4 +83,24 @@ class DirectResponses(AsyncResponses):
     if not TYPE_CHECKING:
         create = direct_create(
             AsyncResponses.create, "/responses", Response, AsyncStream[ResponseStreamEvent]
+        )
+
+
+class DirectSyncChatCompletions(Completions):
+    if not TYPE_CHECKING:
+        create = direct_create(
+            Completions.create, "/chat/completions", ChatCompletion, Stream[ChatCompletionChunk]
+        )
+
+
+class DirectSyncChat(Chat):
+    @cached_property
+    def completions(self) -> DirectSyncChatCompletions:
+        return DirectSyncChatCompletions(self._client)
+
+
+class DirectSyncResponses(Responses):
+    if not TYPE_CHECKING:
+        create = direct_create(
+            Responses.create, "/responses", Response, Stream[ResponseStreamEvent]
         )

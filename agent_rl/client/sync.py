@@ -13,13 +13,14 @@ import os
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from openai import OpenAI
 
 from agent_rl.api.session import Session
 from agent_rl.client.http import hx
+from agent_rl.client.resources import DirectSyncChat, DirectSyncResponses
 from agent_rl.client.transport import ByteStream, InProcessTransport
 
 T = TypeVar("T")
@@ -28,7 +29,8 @@ T = TypeVar("T")
 class LoopThread:
     """An event loop that runs in a daemon thread until the process ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="agent-rl-sync-client", daemon=True
@@ -46,6 +48,8 @@ class LoopThread:
             raise
 
     def close(self) -> None:
+        if os.getpid() != self._pid:
+            return  # a forked child inherits the exit handler, not the thread
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -54,7 +58,7 @@ class LoopThread:
 @cache
 def _loop_thread_of(pid: int) -> LoopThread:
     """A forked child has its own: threads do not survive a fork."""
-    return LoopThread()
+    return LoopThread(pid)
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -120,6 +124,14 @@ class SyncInProcessClient(hx.Client):
 
 class SyncArealOpenAI(OpenAI):
     """``openai.OpenAI`` with the guard in front of the SDK, which would retry what it raises."""
+
+    @cached_property
+    def chat(self) -> DirectSyncChat:
+        return DirectSyncChat(self)
+
+    @cached_property
+    def responses(self) -> DirectSyncResponses:
+        return DirectSyncResponses(self)
 
     if not TYPE_CHECKING:
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import openai
 import pytest
-from openai.resources.chat import AsyncCompletions
+from openai.resources import chat, responses
 from pydantic import BaseModel
 
 from agent_rl import ArealOpenAI, ScriptedEngine
+from agent_rl.client import resources
 from agent_rl.client.http import hx
-from agent_rl.client.resources import DirectChatCompletions
 
 HI: Any = [{"role": "user", "content": "hi"}]
 
@@ -269,9 +269,30 @@ async def test_passthrough_forwards_what_is_not_generation(tokenizer: Any) -> No
     assert len(seen) == 1 and len(client.interactions) == 1
 
 
-def test_create_looks_like_the_sdks_own() -> None:
-    signature = inspect.signature(DirectChatCompletions.create)
-    assert signature == inspect.signature(AsyncCompletions.create)
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (resources.DirectChatCompletions, chat.AsyncCompletions),
+        (resources.DirectSyncChatCompletions, chat.Completions),
+        (resources.DirectResponses, responses.AsyncResponses),
+        (resources.DirectSyncResponses, responses.Responses),
+    ],
+)
+def test_create_looks_like_the_sdks_own(ours: Any, theirs: Any) -> None:
+    assert inspect.signature(ours.create) == inspect.signature(theirs.create)
+
+
+async def test_sync_responses(tokenizer: Any) -> None:
+    client = make(tokenizer, "one two", "one two")
+
+    def work() -> tuple[str, list[str]]:
+        whole = client.sync.responses.create(model="m", input="hi")
+        stream = client.sync.responses.create(model="m", input="hi", stream=True)
+        return whole.output_text, [event.type for event in stream]
+
+    text, kinds = await asyncio.to_thread(work)
+    assert text == "one two"
+    assert kinds[-1] == "response.completed"
 
 
 async def test_our_http_client_serves_a_plain_client(tokenizer: Any) -> None:
