@@ -154,7 +154,10 @@ def find_faults(batch: Batch, tokens: TokenRecord) -> list[str]:
 
 
 def _record_mismatch(tokens: TokenRecord, behaviour: Tensor) -> None:
-    """Engine against trainer; the denominators are its own, as some batches know no log-probs."""
+    """Engine against trainer; the denominators are its own, as some batches know no log-probs.
+
+    ``behave_logp_error`` compares with the log-probs of the tokens' own optimizer step.
+    """
     difference = (tokens.proximal - behaviour).float()
     stats_tracker.denominator(
         n_behave_tokens=tokens.mask,
@@ -164,7 +167,7 @@ def _record_mismatch(tokens: TokenRecord, behaviour: Tensor) -> None:
     stats_tracker.stat(
         "n_behave_tokens",
         old_logp=behaviour,
-        behave_logp_error=difference.abs(),
+        behave_logp_error=(tokens.new_logprobs - behaviour).float().abs(),
         rs_filtered_fraction=tokens.is_rejected.float(),
     )
     stats_tracker.stat("clipped_behave_tokens", clipped_old_logp=behaviour)

@@ -83,13 +83,13 @@ def test_mismatch_looks_at_trained_tokens_only() -> None:
     )
     tokens = metrics.TokenRecord.empty(batch.loss_mask, torch.zeros(4))
     tokens.proximal = torch.tensor([0.0, -1.0, -1.0, -5.0])
-    tokens.new_logprobs = tokens.proximal + 0.5
+    tokens.new_logprobs = tokens.proximal
     exported()
     metrics.record_update(batch, tokens, [metrics.StepRecord(grad_norm=2.0)], 0.1)
     stats = exported()
     assert stats["ppo_actor/update/behave_logp_error/max"] == 0.0
     assert stats["ppo_actor/update/behave_approx_kl/avg"] == 0.0
-    assert stats["ppo_actor/update/approx_kl/avg"] == 0.5
+    assert stats["ppo_actor/update/new_logp/avg"] == -1.0
     assert stats["ppo_actor/update/grad_norm"] == 2.0
     assert stats["ppo_actor/update/update_successful"] == 0.0
     assert stats["ppo_actor/update/lr"] == 0.1
