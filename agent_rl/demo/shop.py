@@ -68,9 +68,10 @@ def _worked_example(
 
 
 # A model that never saw tools has to see what a call looks like, else no episode of the first
-# groups earns anything. That get_stock exists it has to find out from the tools alone.
+# groups earns anything.
 EXAMPLES = [
     *_worked_example("What does one pie cost?", "get_price", {"item": "pie"}, "37"),
+    *_worked_example("How many pieces of lamp are left?", "get_stock", {"item": "lamp"}, "24"),
     *_worked_example(
         "What do 4 pieces of rope cost?", "get_total", {"item": "rope", "count": 4}, "208"
     ),
@@ -102,8 +103,8 @@ def _make_task(rng: random.Random, kind: str, items: Sequence[str]) -> dict[str,
     }
 
 
-def run_tool(shop: Mapping[str, Mapping[str, int]], name: str, arguments: Any) -> str:
-    """What the tool says; a call that makes no sense gets an error that the model can read."""
+def run_tool(shop: Mapping[str, Mapping[str, int]], name: str, arguments: Any) -> str | None:
+    """What the tool says; None: there is no such tool, item or argument."""
     match name, arguments:
         case "get_price", {"item": str(item), **rest} if item in shop and not rest:
             return str(shop[item]["price"])
@@ -113,23 +114,25 @@ def run_tool(shop: Mapping[str, Mapping[str, int]], name: str, arguments: Any) -
             item in shop and not rest
         ):
             return str(shop[item]["price"] * count)
-    return "error"
+    return None
 
 
 def grade(task: Mapping[str, Any], calls: Sequence[tuple[str, Any]], answer: str) -> float:
     """1 for the right answer after the right call; less, in steps, for the way there.
 
-    The number alone earns nothing, nor does a second call in place of a wrong first one: 0.1 a call
-    of anything, 0.2 of a tool that exists, 0.5 of the right tool with the right arguments.
+    0.1 a call of anything, 0.2 of a tool that exists, 0.4 of the right tool, 0.6 with the right
+    arguments. The number alone earns nothing, nor does a second call in place of a wrong first one.
     """
     if not calls:
         return 0.0
     name, arguments = calls[0]
     if name not in QUESTIONS:
         return 0.1
-    if {"name": name, "arguments": arguments} != task["call"]:
+    if name != task["call"]["name"]:
         return 0.2
-    return 1.0 if re.findall(r"\d+", answer) == [task["answer"]] else 0.5
+    if arguments != task["call"]["arguments"]:
+        return 0.4
+    return 1.0 if re.findall(r"\d+", answer) == [task["answer"]] else 0.6
 
 
 class ShopAgent:
@@ -151,5 +154,7 @@ class ShopAgent:
                 name, arguments = call.function.name, json.loads(call.function.arguments)
                 calls.append((name, arguments))
                 result = run_tool(data["shop"], name, arguments)
+                if result is None:
+                    return grade(data, calls, answer="")
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
         return grade(data, calls, answer="")

@@ -53,7 +53,7 @@ def test_heldout_tasks_share_no_item_with_training_or_the_examples() -> None:
     assert train == set(ITEMS["train"])
     assert heldout == set(ITEMS["heldout"])
     assert not train & heldout
-    assert not (train | heldout) & {"pie", "rope"}
+    assert not (train | heldout) & {"pie", "lamp", "rope"}
 
 
 def test_every_kind_of_question_comes_in_turn_and_its_call_gives_the_answer() -> None:
@@ -81,16 +81,16 @@ def test_every_split_of_the_items_is_in_reach_of_the_token_limit(tokenizer: Any)
         ("get_price", {"item": "rope"}, "52"),
         ("get_stock", {"item": "tea"}, "75"),
         ("get_total", {"item": "rope", "count": 4}, "208"),
-        ("get_price", {"item": "melon"}, "error"),
-        ("get_price", {"item": ["rope"]}, "error"),
-        ("get_price", {"item": "rope", "count": 4}, "error"),
-        ("get_total", {"item": "rope"}, "error"),
-        ("get_total", {"item": "rope", "count": "4"}, "error"),
-        ("buy", {"item": "rope"}, "error"),
-        ("get_price", {}, "error"),
+        ("get_price", {"item": "melon"}, None),
+        ("get_price", {"item": ["rope"]}, None),
+        ("get_price", {"item": "rope", "count": 4}, None),
+        ("get_total", {"item": "rope"}, None),
+        ("get_total", {"item": "rope", "count": "4"}, None),
+        ("buy", {"item": "rope"}, None),
+        ("get_price", {}, None),
     ],
 )
-def test_tools(name: str, arguments: dict[str, Any], result: str) -> None:
+def test_tools(name: str, arguments: dict[str, Any], result: str | None) -> None:
     assert run_tool(SHOP, name, arguments) == result
 
 
@@ -100,12 +100,12 @@ def test_tools(name: str, arguments: dict[str, Any], result: str) -> None:
         ([], "208", 0.0),
         ([("buy", {"item": "rope"})], "208", 0.1),
         ([("get_price", {"item": "rope"})], "208", 0.2),
-        ([("get_total", {"item": "rope", "count": 5})], "208", 0.2),
+        ([("get_total", {"item": "rope", "count": 5})], "208", 0.4),
         ([("get_price", {"item": "rope"}), RIGHT_CALL], "208", 0.2),
-        ([RIGHT_CALL], "", 0.5),
-        ([RIGHT_CALL], "207", 0.5),
-        ([RIGHT_CALL], "207 or 208", 0.5),
-        ([RIGHT_CALL], "2080", 0.5),
+        ([RIGHT_CALL], "", 0.6),
+        ([RIGHT_CALL], "207", 0.6),
+        ([RIGHT_CALL], "207 or 208", 0.6),
+        ([RIGHT_CALL], "2080", 0.6),
         ([RIGHT_CALL], "208", 1.0),
         ([RIGHT_CALL], "They cost 208.", 1.0),
     ],
@@ -132,10 +132,10 @@ async def test_the_agent_calls_the_tool_reads_the_result_and_answers(tokenizer: 
     [
         (["208"], 0.0),
         (["<tool_call>\n{oh"], 0.0),
-        ([call_text("buy", {}), "208"], 0.1),
+        ([call_text("buy", {})], 0.1),
         ([call_text("get_price", {"item": "rope"}), call_text(*RIGHT_CALL)], 0.2),
-        ([call_text(*RIGHT_CALL), call_text(*RIGHT_CALL)], 0.5),
-        ([call_text(*RIGHT_CALL), "About 200."], 0.5),
+        ([call_text(*RIGHT_CALL), call_text(*RIGHT_CALL)], 0.6),
+        ([call_text(*RIGHT_CALL), "About 200."], 0.6),
     ],
 )
 async def test_what_an_agent_on_the_wrong_way_earns(
@@ -156,4 +156,4 @@ def test_prompts_share_all_but_the_question(tokenizer: Any) -> None:
     ]
     shared = next(i for i, ids in enumerate(zip(*prompts, strict=False)) if len(set(ids)) > 1)
     assert max(map(len, prompts)) - shared < 20
-    assert max(map(len, prompts)) < 410
+    assert max(map(len, prompts)) < 480
