@@ -16,6 +16,7 @@ process, so concurrent episodes would share one record.
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -98,6 +99,7 @@ class AgentWorkflow(RolloutWorkflow):
             max_requests=config.max_requests,
         )
         error = None
+        start_s = time.perf_counter()
         try:
             returned = await self._run(client, data)
         except EpisodeError as raised:
@@ -110,9 +112,12 @@ class AgentWorkflow(RolloutWorkflow):
                 "it used another client than the one it was given (made from OPENAI_BASE_URL, say)",
                 reason="no_model_call",
             )
+        latency_s = time.perf_counter() - start_s
         self._set_rewards(client, returned)
         exported = client.export_interactions(config.export_style, config.turn_discount)
-        return Exported(_with_reference(exported), _orphans(client), error)
+        with_reference = _with_reference(exported)
+        _record_episode(client, latency_s)
+        return Exported(with_reference, _orphans(client), error)
 
     async def _run(self, client: ArealOpenAI, data: JsonObject) -> object:
         available = {
@@ -220,6 +225,18 @@ def _owner(cause: BaseException) -> Boundary:
     if isinstance(cause, openai.APIConnectionError | openai.InternalServerError):
         return "engine"
     return "client" if isinstance(cause, openai.APIError) else "agent"
+
+
+def _record_episode(client: ArealOpenAI, latency_s: float) -> None:
+    """Metrics of one usable episode, tools and judges included in its latency."""
+    recorded = (each.model_response for each in client.interactions.values())
+    responses = [response for response in recorded if response is not None]
+    stats_tracker.get(workflow_context.stat_scope()).scalar(
+        num_turns=len(responses),
+        num_sampled_tokens=sum(len(response.output_tokens) for response in responses),
+        num_prompt_tokens=sum(len(response.input_tokens) for response in responses),
+        episode_latency_s=latency_s,
+    )
 
 
 def _orphans(client: ArealOpenAI) -> list[InteractionWithTokenLogpReward]:

@@ -297,6 +297,8 @@ class RolloutEngine:
 
     def _give_up(self, lane: Lane) -> None:
         count, why = lane.fruitless, lane.explain()
+        if lane.last_error is not None:
+            why = f"{why}; the last: {lane.last_error}"
         lane.fruitless = 0
         raise CollectorError(
             f"the last {count} groups gave nothing to train on ({why}); check the agent, its "

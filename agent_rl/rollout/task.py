@@ -123,7 +123,7 @@ class TaskRunner:
         stats_tracker.get(workflow_context.stat_scope()).scalar(**rates)
 
     def _log_once(self, error: AgentRLError, submission: Submission) -> None:
-        """The traceback of the first failure of each kind; the others are only counted."""
+        """The first failure of each kind, its traceback at level INFO; others are only counted."""
         cause = error.__cause__ or error
         frames = traceback.extract_tb(cause.__traceback__)
         place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
@@ -131,8 +131,9 @@ class TaskRunner:
         if key in self._logged or len(self._logged) >= _MAX_KINDS_LOGGED:
             return
         self._logged.add(key)
-        trace = None if isinstance(error, EpisodeRejectedError) else cause
-        logger.warning("task %s: %s (logged once)", submission.task_id, error, exc_info=trace)
+        logger.warning("task %s: %s (logged once)", submission.task_id, error)
+        if not isinstance(error, EpisodeRejectedError):
+            logger.info("its traceback", exc_info=cause)
 
 
 def _traceback(error: AgentRLError) -> str:

@@ -50,7 +50,7 @@ class StatsLogger:
             ``{fileroot}/logs/{user}/{experiment_name}/{trial_name}``. Created on demand.
 
     Raises:
-        ValueError: ``config`` is not a PPOConfig, or its names lead out of fileroot.
+        ValueError: ``config`` is not a PPOConfig.
         MissingDependencyError: a sink is enabled and its package is not installed.
     """
 
@@ -150,10 +150,6 @@ def default_log_dir(config: PPOConfig) -> Path:
     except (KeyError, OSError):  # a container's user without a name
         user = f"uid{os.getuid()}"
     root = Path(config.fileroot) / "logs" / user
-    for field in ("experiment_name", "trial_name"):
-        name = getattr(config, field)
-        if name in (".", "..") or Path(name).name != name:
-            raise ValueError(f"{field}={name!r} cannot name a folder; use one without slashes")
     return root / config.experiment_name / config.trial_name
 
 

@@ -29,6 +29,7 @@ from agent_rl.rollout.executor import RolloutEngine
 from agent_rl.stats import tracker as stats_tracker
 from agent_rl.stats.logger import FinetuneSpec, StatsLogger
 from agent_rl.stats.redact import redact_sensitive_config
+from agent_rl.stats.system import system_metrics
 from agent_rl.tokens.certify import certify
 from agent_rl.train.actor import Actor
 from agent_rl.train.batch import Batch
@@ -214,7 +215,7 @@ class PPOTrainer:
             self.rollout.resume()
         if self.valid_rows and self._evaluator_due.is_due(is_epoch_end=is_epoch_end):
             self._run_evaluation(workflows.eval)
-        return stats_tracker.export_all()
+        return stats_tracker.export_all() | system_metrics()
 
     def evaluate(
         self, workflow: Any, workflow_kwargs: Mapping[str, Any] | None = None

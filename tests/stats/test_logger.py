@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from agent_rl.config import PPOConfig, load_config
-from agent_rl.errors import MissingDependencyError
+from agent_rl.errors import ConfigError, MissingDependencyError
 from agent_rl.stats.jsonl import read_metrics
 from agent_rl.stats.logger import FinetuneSpec, StatsLogger, default_log_dir
 
@@ -133,8 +133,8 @@ def test_log_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         stats_logger.commit(0, 0, 0, {"x": 1})
     assert rows(stats_logger.log_dir) == [(0, 1)]
     for name in ("..", ".", "a/b", "/etc"):
-        with pytest.raises(ValueError, match=r"trial_name=.* cannot name a folder"):
-            StatsLogger(config("experiment_name=exp", f"trial_name={name}"), SPEC)
+        with pytest.raises(ConfigError, match=r"trial_name.* must name one folder"):
+            config("experiment_name=exp", f"trial_name={name}")
 
 
 def test_a_user_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
