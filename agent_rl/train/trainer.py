@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -37,6 +38,7 @@ from agent_rl.train.checkpoint import save_hf_checkpoint
 from agent_rl.train.dataset import load_rows
 from agent_rl.train.frequency import Frequency
 from agent_rl.train.interrupt import Interrupts
+from agent_rl.train.progress import RunProgress
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -127,6 +129,7 @@ class PPOTrainer:
             total_train_steps=self.total_steps,
         )
         self._logger = StatsLogger(config, spec, log_dir=self.run_dir)
+        self._progress = RunProgress(self.total_steps)
         self._saver_due = Frequency(config.saver)
         self._evaluator_due = Frequency(config.evaluator)
 
@@ -181,15 +184,18 @@ class PPOTrainer:
                 else eval_workflow_kwargs,
             },
         )
-        with Interrupts() as interrupts:
+        with Interrupts() as interrupts, self._progress:
             try:
+                before: dict[str, float] = {}
                 if self.config.evaluator.eval_before_train:
-                    self._commit(0, self.evaluate(**workflows.eval))
+                    before = self.evaluate(**workflows.eval)
                 for step in range(self.total_steps):
-                    stats = self._train_step(step, workflows, interrupts)
+                    stats = {**before, **self._train_step(step, workflows, interrupts)}
+                    before = {}
                     self._commit(step, stats)
                     if on_step is not None:
                         on_step(StepReport(step=step, total_steps=self.total_steps, stats=stats))
+                    self._progress.advance()
             except KeyboardInterrupt:
                 logger.warning("stopped; the checkpoint is in %s", self.save("interrupted"))
                 raise
@@ -197,19 +203,19 @@ class PPOTrainer:
     def _train_step(
         self, step: int, workflows: _Workflows, interrupts: Interrupts
     ) -> dict[str, float]:
-        with stats_tracker.record_timing("rollout"):
+        with self._phase("rollout"):
             trajectories = self.rollout.prepare_batch(self._loader, **workflows.train)
         batch = Batch.from_trajectories(trajectories)
         self.rollout.pause()
         try:
             with interrupts.deferred():
-                with stats_tracker.record_timing("train_step"):
+                with self._phase("train_step"):
                     self.actor.update(batch)
-                with stats_tracker.record_timing("update_weights"):
+                with self._phase("update_weights"):
                     self._publish(step + 1)
             is_epoch_end = (step + 1) % len(self._loader) == 0
             if self._saver_due.is_due(is_epoch_end=is_epoch_end) or step + 1 == self.total_steps:
-                with stats_tracker.record_timing("save"):
+                with self._phase("save"):
                     self.save(f"step{step + 1}")
         finally:
             self.rollout.resume()
@@ -260,8 +266,15 @@ class PPOTrainer:
     def _run_evaluation(self, workflow: dict[str, Any]) -> None:
         if not self.valid_rows:
             raise ConfigError("there is no valid_dataset: give PPOTrainer one or set the key")
-        with stats_tracker.record_timing("eval"):
+        with self._phase("eval"):
             self.rollout.rollout_batch(self.valid_rows, **workflow, is_eval=True)
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        """Timed as ``timeperf/{name}`` and shown in the progress bar."""
+        self._progress.show(name)
+        with stats_tracker.record_timing(name):
+            yield
 
     def _publish(self, version: int) -> None:
         """Make the engine sample from the weights as they are now, as ``version``."""

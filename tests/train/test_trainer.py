@@ -85,6 +85,18 @@ def test_a_run_trains_logs_and_leaves_a_loadable_checkpoint(config: PPOConfig) -
         assert trainer.actor.model.num_parameters() > 0
 
 
+def test_evaluation_before_training_shares_the_first_step(config: PPOConfig) -> None:
+    """Case B158: step 0 is 0, and train and eval of one step share it."""
+    once = changed(config, "evaluator.eval_before_train=true", "total_train_steps=1")
+    reports: list[StepReport] = []
+    with PPOTrainer(once, ROWS, ROWS[:3]) as trainer:
+        trainer.train(LengthAgent, on_step=reports.append)
+        lines = (trainer.run_dir / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0]
+    assert reports[0].stats["eval-rollout/reward__count"] == 3
+    assert reports[0].stats["timeperf/eval__count"] == 1
+
+
 def test_the_written_config_reads_back(config: PPOConfig) -> None:
     with PPOTrainer(config, ROWS) as trainer:
         written = trainer.run_dir / "config.yaml"
