@@ -25,12 +25,14 @@ _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 def load_model(path: str | Path, *, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     """The causal language model of a folder, or of a hub id where the user names one.
 
+    Weights are read from safetensors only: other formats can run code when they are loaded.
+
     Raises:
         ModelLoadError: no such folder, or what it holds is not a whole model.
     """
     with _explained("model", path), _quiet():
         model, report = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, output_loading_info=True
+            path, dtype=dtype, use_safetensors=True, output_loading_info=True
         )
     absent = sorted(report["missing_keys"])
     if absent:

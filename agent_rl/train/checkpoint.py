@@ -1,8 +1,9 @@
 """Weights as a Hugging Face folder, everything else as one file of plain tensors and values.
 
 A save is written beside its target, flushed to disk and renamed, so that a killed save leaves the
-old one. Loading never runs code from a file: states are read with ``weights_only=True``, weights
-from safetensors; anything else is refused with CheckpointError, never taken for a fresh start.
+old one. Loading a state never runs code from its file (``weights_only=True``); what cannot be read
+that way is refused with CheckpointError, never taken for a fresh start. Weights are read by
+``engine/loading.py``.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from agent_rl.errors import CheckpointError, ModelLoadError
+from agent_rl.errors import CheckpointError
 
 
 def save_hf_checkpoint(
@@ -42,27 +43,6 @@ def save_hf_checkpoint(
     except OSError as error:
         raise CheckpointError(f"cannot write the checkpoint {target}: {error}") from error
     return target
-
-
-def load_hf_checkpoint(
-    folder: str | Path, *, dtype: torch.dtype = torch.float32
-) -> tuple[Any, PreTrainedTokenizerBase]:
-    """Model and tokenizer of a local folder; only safetensors are read, no remote code is run.
-
-    Raises:
-        ModelLoadError: the folder is missing or is not a causal language model with a tokenizer.
-    """
-    path = Path(folder)
-    if not (path / "config.json").is_file():
-        raise ModelLoadError(f"{path} holds no Hugging Face model: config.json is missing")
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, use_safetensors=True, local_files_only=True
-        )
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelLoadError(f"cannot load the model in {path}: {error}") from error
-    return model, tokenizer
 
 
 def save_state(state: dict[str, Any], path: str | Path) -> Path:

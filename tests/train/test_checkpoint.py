@@ -11,9 +11,9 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from agent_rl import small_model
+from agent_rl.engine.loading import load_model, load_tokenizer
 from agent_rl.errors import CheckpointError, ModelLoadError
 from agent_rl.train.checkpoint import (
-    load_hf_checkpoint,
     load_state,
     save_hf_checkpoint,
     save_state,
@@ -93,7 +93,8 @@ def test_hf_folder_keeps_tokenizer_and_template(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(small_model())
     original = model()
     save_hf_checkpoint(original, tokenizer, tmp_path / "out")
-    loaded, loaded_tokenizer = load_hf_checkpoint(tmp_path / "out")
+    loaded = load_model(tmp_path / "out", device=torch.device("cpu"), dtype=torch.float32)
+    loaded_tokenizer = load_tokenizer(tmp_path / "out")
     for a, b in zip(original.parameters(), loaded.parameters(), strict=True):
         assert torch.equal(a, b)
     messages = [{"role": "user", "content": "hi"}]
@@ -126,6 +127,10 @@ def test_failed_save_keeps_the_old_folder(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_load_names_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadError, match="nowhere"):
-        load_hf_checkpoint(tmp_path / "nowhere")
+def test_weights_that_could_run_code_are_not_loaded(tmp_path: Path) -> None:
+    """Case B155, for weights: a folder with a pickle in place of safetensors."""
+    folder = save_hf_checkpoint(model(), None, tmp_path / "out")
+    (folder / "model.safetensors").unlink()
+    torch.save(model().state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(ModelLoadError, match="out"):
+        load_model(folder, device=torch.device("cpu"), dtype=torch.float32)
