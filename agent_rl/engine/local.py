@@ -188,7 +188,8 @@ class LocalEngine:
             budget=budget,
             ids=ids,
             num_prompt=len(ids),
-            noise=random.Random(gconfig.seed),
+            # Without a seed of its own from Python's generator, which a trainer seeds.
+            noise=random.Random(random.random() if gconfig.seed is None else gconfig.seed),
         )
 
     def _check_ids(self, param: str, ids: Iterable[int]) -> None:

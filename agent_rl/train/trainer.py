@@ -370,5 +370,6 @@ def _write_config(config: PPOConfig, run_dir: Path) -> None:
 
 
 def _seed_everything(seed: int) -> None:
+    """Torch, and the generator that gives the engine's requests their sampling noise."""
     random.seed(seed)
     torch.manual_seed(seed)

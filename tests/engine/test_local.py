@@ -376,3 +376,16 @@ async def test_real_model(assert_fresh: Check) -> None:
     assert_fresh(model, nucleus)
     assert engine.counters.prefill_tokens == len(ids) - 1
     await engine.close()
+
+
+async def test_without_a_seed_sampling_follows_the_global_one(engine: LocalEngine) -> None:
+    async def sample() -> tuple[int, ...]:
+        gconfig = GenerationConfig(max_new_tokens=12, min_new_tokens=12)
+        req = ModelRequest(rid="r", input_ids=[5, 6, 7], gconfig=gconfig)
+        return (await engine.agenerate(req)).output_tokens
+
+    random.seed(3)
+    first, second = await sample(), await sample()
+    random.seed(3)
+    assert (await sample(), await sample()) == (first, second)
+    assert first != second
