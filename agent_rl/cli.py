@@ -50,7 +50,7 @@ def app(debug: bool) -> None:
 
 @app.command()
 @click.option("--seed", default=1, show_default=True, help="Of tasks, sampling and training.")
-@click.option("--out", default="runs/demo", show_default=True, help="Folder that the run writes.")
+@click.option("--out", default="runs/demo", show_default=True, help="Folder of the run; replaced.")
 @_overrides
 def demo(seed: int, out: str, overrides: tuple[str, ...]) -> None:
     """Train a small tool-using agent on this machine and watch its reward rise.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,9 +51,13 @@ class Summary:
 
 
 def run_demo(*, seed: int, out: Path, overrides: Sequence[str] = ()) -> Summary:
-    """Train, with a line for each step; returns what was written to ``out/summary.json``."""
+    """Train, with a line for each step; returns what was written to ``out/summary.json``.
+
+    An earlier demo in ``out`` is replaced.
+    """
     console = Console()
     start_s = time.monotonic()
+    _remove_earlier_run(out)
     config = demo_config(seed=seed, out=out, overrides=overrides)
     steps = config.total_train_steps or 1
     tasks = make_tasks(seed=seed, count=steps * config.rollout.consumer_batch_size, split="train")
@@ -103,10 +108,21 @@ def demo_config(*, seed: int, out: Path, overrides: Sequence[str] = ()) -> PPOCo
             f"seed={seed}",
             f"fileroot={json.dumps(str(out.parent))}",
             f"experiment_name={json.dumps(out.name)}",
+            "trial_name=''",
+            "stats_logger.console=false",
             f"tokenizer_path={json.dumps(model)}",
             *overrides,
         ],
     )
+
+
+def _remove_earlier_run(out: Path) -> None:
+    """Only what an earlier demo wrote, and only where one was completed or begun."""
+    if (out / "config.yaml").is_file():
+        for name in ("rollout", "eval-rollout", "checkpoints"):
+            shutil.rmtree(out / name, ignore_errors=True)
+        for path in [*out.glob("metrics*.jsonl"), out / "summary.json", out / "reward.png"]:
+            path.unlink(missing_ok=True)
 
 
 def _check_plotting() -> None:

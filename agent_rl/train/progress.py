@@ -18,7 +18,7 @@ class RunProgress:
     """A bar below everything else that is printed; it goes away at the end."""
 
     def __init__(self, num_steps: int) -> None:
-        console = Console(stderr=True)
+        console = Console()
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
