@@ -61,7 +61,7 @@ def run_demo(*, seed: int, out: Path, overrides: Sequence[str] = ()) -> Summary:
     config = demo_config(seed=seed, out=out, overrides=overrides)
     steps = config.total_train_steps or 1
     tasks = make_tasks(seed=seed, count=steps * config.rollout.consumer_batch_size, split="train")
-    heldout = make_tasks(seed=seed, count=_NUM_HELDOUT, split="heldout")
+    heldout = make_tasks(seed=0, count=_NUM_HELDOUT, split="heldout")  # the same for every seed
     console.print(f"[bold]agent_rl demo[/]  seed {seed}, {steps} steps -> {out}/")
     rewards: list[float] = []
     tokens_trained = 0
