@@ -143,8 +143,8 @@ class InteractionCache(Mapping[str, InteractionWithTokenLogpReward]):
     def orphans(self) -> frozenset[str]:
         """Ids of answers that a client retry replaced: never exported.
 
-        An orphan has the same request as a sibling that is later or was gone on from, was itself
-        never gone on from, and nobody gave it a reward.
+        An orphan has the same request as a sibling that is later, or that was gone on from after
+        the orphan was asked; it was itself never gone on from, and nobody gave it a reward.
         """
         with self._lock:
             if self._orphans is not None:

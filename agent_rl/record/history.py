@@ -24,11 +24,13 @@ _TELLING = 16  # characters from which a text is hardly repeated by chance
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
     """What the record knows of a request: ``interaction`` is the newest one whose messages and
-    answer are ``messages[:num_messages]``; ``key`` is the identity of all its messages."""
+    answer are ``messages[:num_messages]``; ``key`` is the identity of all its messages;
+    ``num_recorded`` is how many interactions there were when it was asked."""
 
     key: Key
     interaction: InteractionWithTokenLogpReward | None = None
     num_messages: int = 0
+    num_recorded: int = 0
     fork_reason: str | None = None
 
 
@@ -53,7 +55,7 @@ class HistoryIndex:
         self._by_answer: dict[Key, InteractionWithTokenLogpReward] = {}
         self._telling: dict[Key, int] = {}  # an answer by itself -> fewest messages before it
         self._issued: set[str] = set()  # tool-call ids of recorded answers
-        self._used: set[str] = set()  # interactions whose answer a later request replayed
+        self._gone_on: dict[str, int] = {}  # interaction -> number of the first that replays it
         self._openings: dict[str, Key] = {}  # interaction -> its first message
         self._recent: deque[tuple[Key, str]] = deque(maxlen=8)  # first message, text of answer
         self._readings: deque[_Reading] = deque(maxlen=16)
@@ -74,6 +76,7 @@ class HistoryIndex:
             key=reading.chain.key,
             interaction=reading.found,
             num_messages=reading.num_known,
+            num_recorded=len(self._openings),
             fork_reason=reason,
         )
 
@@ -101,12 +104,12 @@ class HistoryIndex:
         history = interaction.history
         if interaction.key is None:
             read = self.find(interaction.messages)
-            interaction.key = read.key
+            interaction.key, interaction.num_recorded = read.key, read.num_recorded
             history = history or read.interaction
         self._by_request.setdefault(interaction.key, []).append(interaction)
         opening = START
         if history is not None:
-            self._used.add(history.interaction_id)
+            self._gone_on.setdefault(history.interaction_id, len(self._openings))
             opening = self._openings.get(history.interaction_id, START)
         elif interaction.num_messages:
             opening = Chain().add(interaction.messages[0])
@@ -121,14 +124,23 @@ class HistoryIndex:
             for siblings in self._by_request.values()
             for index, interaction in enumerate(siblings)
             if len(siblings) > 1
-            and interaction.interaction_id not in self._used
+            and interaction.interaction_id not in self._gone_on
             and interaction.interaction_id not in rewarded
             and any(
-                (later > index or other.interaction_id in self._used)
+                (later > index or self._is_late(interaction, other))
                 and _is_same_request(interaction, other)
                 for later, other in enumerate(siblings)
             )
         )
+
+    def _is_late(
+        self,
+        interaction: InteractionWithTokenLogpReward,
+        other: InteractionWithTokenLogpReward,
+    ) -> bool:
+        """Asked before the agent went on from ``other``; afterwards it would be asked anew."""
+        number = self._gone_on.get(other.interaction_id)
+        return number is not None and number >= interaction.num_recorded
 
     def _add_answer(
         self, interaction: InteractionWithTokenLogpReward, key: Key, opening: Key

@@ -1,9 +1,9 @@
 """Canonical message identity, and the hash chain that finds a parent in one pass.
 
 Two messages are the same when an agent framework may have turned one into the other by storing and
-replaying it: content null, "" and absent; text parts and their joined text; tool calls with the
-same ids, or else with arguments that are equal JSON values. Keys that no template renders (name,
-refusal, annotations, ...) and null values say nothing.
+replaying it: content null, "" and absent; text parts and their joined text; an answer without the
+space around it; tool calls with the same ids, or else with arguments that are equal JSON values.
+Keys that no template renders (name, refusal, annotations, ...) and null values say nothing.
 
 Keys are 64-bit hashes seeded per process; they find candidates, tokens confirm them.
 """
@@ -46,8 +46,9 @@ class Chain:
         if content.__class__ is not str:
             content = _content(content)
         if role == "assistant":
+            said = content.strip() if content.__class__ is str else content
             calls = message.get("tool_calls")
-            self.key = hash((self.key, content, ())) if not calls else self._add_calls(message)
+            self.key = hash((self.key, said, ())) if not calls else self._add_calls(message)
         elif role == "tool":
             call_id = message.get("tool_call_id")
             answers = self._calls.get(call_id, call_id) if isinstance(call_id, str) else None
@@ -76,7 +77,7 @@ def answer_keys(key: Key, answers: Sequence[Mapping[str, Any]]) -> tuple[Key, ..
 
 def tool_call_ids(message: Mapping[str, Any]) -> tuple[str, ...]:
     """Ids of the message's tool calls; empty when there are none or one has no id."""
-    calls = message.get("tool_calls") or ()
+    calls = _calls(message)
     ids = [call.get("id") for call in calls if isinstance(call, Mapping)]
     known = tuple(call_id for call_id in ids if isinstance(call_id, str) and call_id)
     return known if len(known) == len(calls) else ()
@@ -122,21 +123,47 @@ def _as_json(message: Any, index: int) -> JsonObject:
 
 def _value(message: Mapping[str, Any]) -> tuple[Hashable, ...]:
     """An assistant message by what it says; ``Chain.add`` has the case without calls inline."""
-    calls = message.get("tool_calls") or ()
-    return (_content(message.get("content")), tuple(_call_value(call) for call in calls))
+    content = _content(message.get("content"))
+    said = content.strip() if isinstance(content, str) else content
+    return (said, tuple(_call_value(call) for call in _calls(message)))
+
+
+def _calls(message: Mapping[str, Any]) -> Sequence[Any]:
+    calls = message.get("tool_calls")
+    return calls if isinstance(calls, list | tuple) else ()
 
 
 def _call_value(call: Any) -> Hashable:
-    if not isinstance(call, Mapping):
+    function = call.get("function") or call if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
         return repr(call)
-    function = call.get("function") or call
-    arguments = function.get("arguments") or {}
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments, parse_constant=str)
-        except (ValueError, RecursionError):
-            return (function.get("name"), arguments)
-    return (function.get("name"), _frozen(arguments))
+    return (str(function.get("name")), _arguments(function.get("arguments")))
+
+
+def _arguments(arguments: Any) -> str:
+    """One text for equal JSON values: '{"y":null,"x":1.0}' and {"x": 1} are both '{"x": 1}'.
+
+    Not a hash of the value: -1 and -2 have the same hash.
+    """
+    if not arguments:
+        return "{}"
+    try:
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, default=repr)
+        value = json.loads(
+            text, object_hook=_without_nulls, parse_float=_number, parse_constant=str
+        )
+        return json.dumps(value, sort_keys=True)
+    except (TypeError, ValueError, RecursionError):
+        return arguments if isinstance(arguments, str) else repr(arguments)
+
+
+def _without_nulls(value: JsonObject) -> JsonObject:
+    return {key: item for key, item in value.items() if item is not None}
+
+
+def _number(text: str) -> float | int:
+    number = float(text)
+    return int(number) if number.is_integer() else number
 
 
 def _content(content: Any) -> Hashable:
@@ -158,7 +185,7 @@ def _part(part: Any) -> Hashable:
 
 
 def _frozen(value: Any) -> Hashable:
-    """A hashable form of a JSON value: {"a": 1, "b": null} == {"a": 1.0}, but true is not 1."""
+    """A hashable form of a content part: {"a": 1, "b": null} == {"a": 1.0}, but true is not 1."""
     if isinstance(value, Mapping):
         items = ((key, item) for key, item in value.items() if key not in _IGNORED)
         return frozenset((key, _frozen(item)) for key, item in items if item is not None)

@@ -30,6 +30,7 @@ class InteractionWithTokenLogpReward:
             parent. Without parent it says that the ids differ, see ``fork_reason``.
         path: the ids as the planner knows them; by default made from ``model_response``.
         key: identity of ``messages``, as the planner knows it.
+        num_recorded: how many interactions were recorded when it was asked.
 
     Raises:
         ValueError: the prompt does not begin with the parent's ids.
@@ -53,6 +54,7 @@ class InteractionWithTokenLogpReward:
         "key",
         "metadata",
         "num_messages",
+        "num_recorded",
         "original_reward",
         "output_message_list",
         "parent",
@@ -86,6 +88,7 @@ class InteractionWithTokenLogpReward:
         history: InteractionWithTokenLogpReward | None = None,
         path: TokenPath | None = None,
         key: Key | None = None,
+        num_recorded: int = 0,
     ) -> None:
         self.interaction_id = interaction_id
         self.created_at = time.time() if created_at is None else created_at
@@ -104,6 +107,7 @@ class InteractionWithTokenLogpReward:
         self.chat_template_kwargs = chat_template_kwargs
         self.is_leaf = True
         self.key = key
+        self.num_recorded = num_recorded
         self._history = history if history is not None else parent
         self.num_messages = len(messages)
         known = self._history.num_messages if self._history is not None else 0
@@ -160,6 +164,7 @@ class InteractionWithTokenLogpReward:
             latency_s=self._times_s[0],
             ttft_s=self._times_s[1],
             output_top_logprobs=self._top_logprobs,
+            output_forced=None if path.forced is None else tuple(map(bool, path.forced)),
         )
 
     @property

@@ -20,6 +20,7 @@ from agent_rl.types import ChatTemplateType, JsonObject, ModelResponse
 
 if TYPE_CHECKING:
     from agent_rl.tokens.format import ChatFormat
+    from agent_rl.tokens.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +40,13 @@ class PromptPlan:
     ``parent``'s prompt and completion ids begin ``input_ids``. ``history`` is the interaction whose
     answer the messages replay; it differs from the parent only where ``fork_reason`` says why.
     ``num_shared`` ids begin both the prompt and the nearer of the two. ``text`` is the rendered
-    text, None after a bridge.
+    text, None after a bridge. ``num_recorded``: see ``history.History``.
     """
 
     request: Request
     key: Key
     input_ids: tuple[int, ...]
+    num_recorded: int = 0
     text: str | None = None
     num_shared: int = 0
     parent: InteractionWithTokenLogpReward | None = None
@@ -92,6 +94,7 @@ class PromptPlan:
             chat_template_kwargs=self.request.chat_template_kwargs,
             history=self.history,
             key=self.key,
+            num_recorded=self.num_recorded,
             path=TokenPath(
                 base=base.path if base is not None else None,
                 shared=self.num_shared,
@@ -125,6 +128,7 @@ def plan_prompt(request: Request, history: History, fmt: ChatFormat) -> PromptPl
         request=request,
         key=history.key,
         input_ids=prompt.ids,
+        num_recorded=history.num_recorded,
         text=prompt.text,
         num_shared=num_shared,
         parent=parent,
@@ -197,9 +201,25 @@ def _rendered(
     if found is not None:
         known = found.path.text(fmt.decode)
         if text.startswith(known):
-            suffix = fmt.vocabulary.encode(text[len(known) :])
-            return _Prompt((*found.path.whole(), *suffix), text, extends_found=True)
+            ids = found.path.whole()
+            suffix = _suffix(ids[-1], text[len(known) :], fmt.vocabulary)
+            if suffix is not None:
+                return _Prompt((*ids, *suffix), text, extends_found=True)
     return _Prompt(fmt.render(*arguments), text)
+
+
+def _suffix(last_id: int, rest: str, vocabulary: Vocabulary) -> Sequence[int] | None:
+    """Ids of the text behind a token, as inside the whole text; None where they cannot be told.
+
+    Some vocabularies write the start of a text with a piece of its own: "user" alone is "▁user".
+    Only at a boundary token is the text cut anyway, so it is encoded with one in front.
+    """
+    if last_id not in vocabulary.boundaries:
+        ids = vocabulary.encode(rest)
+        if not ids or ids[0] in vocabulary.boundaries:
+            return ids
+    ids = vocabulary.encode(vocabulary.text_of(last_id) + rest)
+    return ids[1:] if ids[0] == last_id else None
 
 
 def _nearest(

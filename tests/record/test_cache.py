@@ -265,11 +265,30 @@ def test_retry_leaves_an_orphan(order: tuple[str, str]) -> None:
 def test_late_orphan_does_not_get_the_last_reward() -> None:
     """case B68: the slow first answer is recorded after the retry was already gone on from."""
     talk = Talk()
+    slow = talk.plan([user("hi")])
     talk.say("c2", [user("hi")], [20, 2])
     talk.say("c3", [user("hi"), assistant("a"), user("yo")], [24, 2])
-    talk.say("c1", [user("hi")], [21, 2])
+    late = slow.interaction(
+        interaction_id="c1",
+        model_response=answer_of(slow, [21, 2]),
+        output_message_list=[assistant("b")],
+    )
+    talk.cache.append(late)
     talk.cache.set_last_reward(1.0)
     assert talk.cache["c3"].reward == 1.0 and talk.cache["c1"].reward is None
+
+
+def test_asking_anew_after_going_on_is_no_retry() -> None:
+    """An agent that starts over asks its first question again: that answer is its last one."""
+    talk = Talk()
+    talk.say("c1", [user("hi")], [20, 2])
+    talk.say("c2", [user("hi"), assistant("a"), user("yo")], [24, 2])
+    talk.say("c3", [user("hi")], [21, 2])
+    assert talk.cache.orphans == frozenset()
+    talk.cache.set_last_reward(1.0)
+    assert talk.cache["c3"].reward == 1.0
+    rows = export_interactions(talk.cache, "concat")
+    assert {name: sum(row.to_row().loss_mask) for name, row in rows.items()} == {"c2": 4, "c3": 2}
 
 
 def test_what_is_no_orphan() -> None:

@@ -68,6 +68,48 @@ def test_arguments_that_differ() -> None:
     assert not replays(truth, assistant(None, tool_calls=[call("", arguments='{"x": 1}')]))
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ('{"x": -1}', '{"x": -2}'),
+        ('{"x": 0}', f'{{"x": {2**61 - 1}}}'),
+        ('{"index": 1}', '{"index": 2}'),
+        ('{"annotations": "a"}', '{"annotations": "b"}'),
+        ('{"x": "1"}', '{"x": 1}'),
+        ("[]", "{}"),
+    ],
+)
+def test_arguments_with_equal_hashes_or_names_of_noise_differ(one: str, other: str) -> None:
+    """hash(-1) == hash(-2) in Python; "index" is noise in a message, not in arguments."""
+    answer = assistant(None, tool_calls=[call("c1", arguments=one)])
+    assert not replays(answer, assistant(None, tool_calls=[call("", arguments=other)]))
+
+
+@pytest.mark.parametrize("depth", [100, 400, 900, 100_000])
+def test_deeply_nested_arguments_do_not_raise(depth: int) -> None:
+    """JSON that a parser takes may still be too deep for Python code that walks over it."""
+    arguments = '{"x":' + "[" * depth + "]" * depth + "}"
+    answer = assistant(None, tool_calls=[call("c1", arguments=arguments)])
+    assert replays(answer, answer)
+    assert replays(answer, assistant(None, tool_calls=[call("", arguments=arguments)]))
+
+
+@pytest.mark.parametrize("calls", [5, "x", {"a": 1}, [None], [{"id": "a", "function": "f"}]])
+def test_calls_that_are_none_do_not_raise(calls: Any) -> None:
+    """The renderer refuses them by name; the look-up comes first."""
+    assert Chain().add(assistant("a", tool_calls=calls)) == Chain().add(
+        assistant("a", tool_calls=calls)
+    )
+
+
+@pytest.mark.parametrize("replay", ["a b", " a b\n", [{"type": "text", "text": "a b "}]])
+def test_space_around_an_answer_may_be_lost(replay: Any) -> None:
+    """Some frameworks strip the text of an answer before they store it."""
+    assert replays(assistant("a b \n"), assistant(replay))
+    calls = [call("c1")]
+    assert replays(assistant("a b \n", tool_calls=calls), assistant(replay, tool_calls=calls))
+
+
 @pytest.mark.parametrize("arguments", ["", "{}", None, {}])
 def test_no_arguments_are_the_empty_object(arguments: Any) -> None:
     """case B25: a tool without parameters."""
