@@ -20,7 +20,10 @@ from agent_rl.tokens.tool_formats import ParsedToolCall
 from agent_rl.tokens.vocabulary import Vocabulary
 from agent_rl.types import JsonObject, StopReason
 
-_REFUSALS = (TypeError, ValueError, LookupError, AttributeError, AssertionError)
+_REFUSALS = (
+    *(TypeError, ValueError, LookupError, AttributeError, AssertionError),
+    RecursionError,
+)
 _KNOW_DEVELOPER = frozenset({"gpt-oss", "gemma4", "deepseek-v4"})
 # Their renderer fetches a vocabulary of its own, so they are used only when named by the user.
 _DOWNLOADS = frozenset({"gpt-oss"})
@@ -280,7 +283,7 @@ def _new_renderer(tokenizer: Any, name: str, kwargs: Mapping[str, Any]) -> Any:
 
 def _exact_call(attempt: Any) -> ParsedToolCall | None:
     """A well-formed call, with the sampled JSON text of its arguments where there is one."""
-    if attempt.status != "ok" or not attempt.name:
+    if attempt.status != "ok" or not attempt.name or not json_text.is_unicode(attempt.name):
         return None
     arguments = attempt.arguments
     start = attempt.raw.find("{")

@@ -66,13 +66,24 @@ def is_object(text: str) -> bool:
 
 
 def as_text(text: str) -> str | None:
-    """The value of a JSON string, None for any other JSON text."""
+    """The value of a JSON string, None for any other JSON text.
+
+    None too for half of a surrogate pair, "\\ud83d": a model can write it, UTF-8 cannot.
+    """
     value = value_at(text, 0)
-    return value[0] if value is not None and isinstance(value[0], str) else None
+    if value is None or not isinstance(value[0], str) or not is_unicode(value[0]):
+        return None
+    return value[0]
 
 
 def dump(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False)
+    return text if is_unicode(text) else json.dumps(value)
+
+
+def is_unicode(text: str) -> bool:
+    """Whether UTF-8 can write it: no half of a surrogate pair."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def skip_space(text: str, start: int) -> int:

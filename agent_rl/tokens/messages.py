@@ -108,6 +108,8 @@ def _normal_message(message: Any, place: str, takes_images: bool) -> JsonObject:
     if isinstance(reasoning, str):
         normal.setdefault("reasoning_content", reasoning)
     calls = normal.pop("tool_calls", None)
+    if calls and not isinstance(calls, list):
+        raise TokenError(f"{place}.tool_calls is a {type(calls).__name__}; it must be a list")
     if calls:
         normal["tool_calls"] = [_normal_call(call, place) for call in calls]
     return normal

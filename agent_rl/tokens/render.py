@@ -38,6 +38,7 @@ _REFUSALS = (
     LookupError,
     AttributeError,
     AssertionError,
+    RecursionError,
 )
 _NAME, _KEY, _VALUE = "qzxname", "qzxkey", "qzxvalue"
 _PROBE_TOOL: JsonObject = {
@@ -144,6 +145,16 @@ class ChatTemplate:
                 return form
         return (False, False, False)
 
+    @cached_property
+    def _takes_text_arguments(self) -> bool:
+        """Whether arguments that are no JSON object can be shown: some ask for their items."""
+        messages = _probe_call(self._call_form)
+        messages[1]["tool_calls"][0]["function"]["arguments"] = _VALUE
+        try:
+            return _VALUE in self._apply(messages, [_PROBE_TOOL], {}, False)
+        except TokenError:
+            return False
+
     def _adapted(self, message: JsonObject) -> JsonObject:
         """A normal message in the form this template takes."""
         role = message["role"]
@@ -153,7 +164,8 @@ class ChatTemplate:
             message = {**message, "thinking": message["reasoning_content"]}
         if not self.knows_tools or (role != "tool" and "tool_calls" not in message):
             return message
-        return _in_form(message, self._call_form)
+        message = _in_form(message, self._call_form)
+        return message if self._takes_text_arguments else _with_mappings(message)
 
     def _apply(
         self,
@@ -217,6 +229,17 @@ def _call_in_form(call: JsonObject, form: tuple[bool, bool, bool]) -> JsonObject
         "function": {**call["function"], "arguments": adapted},
         "id": _short_id(call["id"]) if is_short else call["id"],
     }
+
+
+def _with_mappings(message: JsonObject) -> JsonObject:
+    """Arguments that are no JSON object as the one argument "arguments", so that they are seen."""
+    calls = []
+    for call in message.get("tool_calls", ()):
+        arguments = call["function"]["arguments"]
+        if not isinstance(arguments, Mapping):
+            call = {**call, "function": {**call["function"], "arguments": {"arguments": arguments}}}
+        calls.append(call)
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def _short_id(tool_call_id: str) -> str:

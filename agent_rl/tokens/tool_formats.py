@@ -71,14 +71,14 @@ def content(end: int) -> Scan:
 
 
 def call_of(members: Mapping[str, str]) -> ParsedToolCall | None:
-    """``{"name": ..., "arguments": {...}}``; arguments missing or null are ``{}``."""
+    """``{"name": ..., "arguments": {...}}``; arguments missing, null or "" are ``{}``."""
     name = json_text.as_text(members.get("name", "null"))
     arguments = members.get("arguments", members.get("parameters", "null"))
     if arguments == "null":
         arguments = "{}"
     inner = json_text.as_text(arguments)
     if inner is not None:  # some models write the arguments as a JSON string of JSON
-        arguments = inner
+        arguments = inner or "{}"
     if not name or not json_text.is_object(arguments):
         return None
     return ParsedToolCall(name, arguments)

@@ -52,6 +52,11 @@ class Vocabulary:
         self._ids = {text: id for id, text in self._texts.items()}
 
     def encode(self, text: str) -> list[int]:
+        """Half of a surrogate pair, which JSON escapes can spell, is encoded as U+FFFD."""
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -108,6 +108,8 @@ def test_several_calls_stay_apart(hermes: Any) -> None:
         '{"name": 5, "arguments": {}}',
         '{"name": "f", "arguments": [1]}',
         '{"name": "f", "arguments": NaN}',
+        '{"name": "\\ud83d", "arguments": {}}',
+        '{"name": "f", "arguments": "{\\"x\\": \\"\\ud83d\\"}"}',
         '{"name": "f", "arguments": {"x": 1}} and more',
         "[" * 3000,
     ],
@@ -125,7 +127,9 @@ def test_a_good_call_after_a_malformed_one_counts(hermes: Any) -> None:
     assert parsed.tool_calls == (("now", "{}"),)
 
 
-@pytest.mark.parametrize("rest", ["", ', "arguments": {}', ', "arguments": null'])
+@pytest.mark.parametrize(
+    "rest", ["", ', "arguments": {}', ', "arguments": null', ', "arguments": ""']
+)
 def test_a_call_without_arguments_has_an_empty_object(hermes: Any, rest: str) -> None:
     """Case B25."""
     assert read(hermes, tagged('{"name": "now"' + rest + "}")).tool_calls == (("now", "{}"),)

@@ -78,6 +78,21 @@ def test_arguments_that_are_not_json_stay_text() -> None:
     assert '{"name": "f", "arguments": not json}' in rendered
 
 
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm_4_5", "minimax_m2"])
+@pytest.mark.parametrize("arguments", ["not json", "[1]"])
+def test_arguments_that_are_not_json_are_seen_where_items_are_asked_for(
+    name: str, arguments: str
+) -> None:
+    """Case B8: a template with ``arguments.items()`` shows the raw string, without exception."""
+    rendered = text(family_tokenizer(name), [HI, call_message(arguments)], [TOOL_A])
+    assert "arguments" in rendered and arguments in rendered
+
+
+def test_calls_that_are_no_list_are_refused() -> None:
+    with pytest.raises(TokenError, match=r"messages\[1\].tool_calls is a int"):
+        text(family_tokenizer("qwen3"), [HI, {"role": "assistant", "tool_calls": 5}])
+
+
 def test_a_template_that_wants_text_arguments_and_null_content_gets_them() -> None:
     """DeepSeek's template concatenates the arguments and looks for ``content is none``."""
     rendered = text(family_tokenizer("deepseek_v3"), [HI, call_message('{"x": 1}')], [TOOL_A])
