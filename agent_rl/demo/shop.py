@@ -1,12 +1,12 @@
 """The demo's agent and its world: questions about a small shop, answered with the right tool.
 
-Every task has its own shop, so no answer can be learnt by heart: the agent has to choose one of
-three tools, take its arguments from the question, read the result and answer with it.
+Every task has its own shop, so no answer can be learnt by heart: the agent has to choose the tool,
+take its argument from the question, read the result and answer with it.
 
-    user       What do 4 pieces of rope cost?
-    assistant  get_total({"item": "rope", "count": 4})
-    tool       208
-    assistant  208
+    user       How many pieces of rope are left?
+    assistant  get_stock({"item": "rope"})
+    tool       24
+    assistant  24
 
 Knows the openai SDK and nothing of agent_rl.
 """
@@ -35,34 +35,28 @@ ITEMS = {"train": _TRAIN.split(), "heldout": _HELDOUT.split()}
 QUESTIONS = {
     "get_price": ["What does one {item} cost?", "How much is the {item}?"],
     "get_stock": ["How many pieces of {item} are left?", "How many of the {item} do you have?"],
-    "get_total": ["What do {count} pieces of {item} cost?", "How much are {count} of the {item}?"],
 }
 ITEMS_IN_A_SHOP = 4
 MAX_MODEL_CALLS = 2
 
 
-def _tool(name: str, **parameters: str) -> ChatCompletionToolUnionParam:
-    properties = {parameter: {"type": kind} for parameter, kind in parameters.items()}
-    schema: dict[str, object] = {"type": "object", "properties": properties}
+def _tool(name: str) -> ChatCompletionToolUnionParam:
+    schema: dict[str, object] = {"type": "object", "properties": {"item": {"type": "string"}}}
     return {"type": "function", "function": {"name": name, "parameters": schema}}
 
 
-TOOLS = [
-    _tool("get_price", item="string"),
-    _tool("get_stock", item="string"),
-    _tool("get_total", item="string", count="integer"),
-]
+TOOLS = [_tool(name) for name in QUESTIONS]
 
 
 def _worked_example(
-    question: str, name: str, arguments: Mapping[str, Any], result: str
+    question: str, tool: str, item: str, result: str
 ) -> list[ChatCompletionMessageParam]:
-    function = {"name": name, "arguments": json.dumps(arguments)}
-    call = {"id": f"example-{name}", "type": "function", "function": function}
+    function = {"name": tool, "arguments": json.dumps({"item": item})}
+    call = {"id": f"example-{tool}", "type": "function", "function": function}
     return [
         {"role": "user", "content": question},
         {"role": "assistant", "content": None, "tool_calls": [call]},  # type: ignore[list-item]
-        {"role": "tool", "tool_call_id": f"example-{name}", "content": result},
+        {"role": "tool", "tool_call_id": f"example-{tool}", "content": result},
         {"role": "assistant", "content": result},
     ]
 
@@ -70,69 +64,52 @@ def _worked_example(
 # A model that never saw tools has to see what a call looks like, else no episode of the first
 # groups earns anything.
 EXAMPLES = [
-    *_worked_example("What does one pie cost?", "get_price", {"item": "pie"}, "37"),
-    *_worked_example("How many pieces of lamp are left?", "get_stock", {"item": "lamp"}, "24"),
-    *_worked_example(
-        "What do 4 pieces of rope cost?", "get_total", {"item": "rope", "count": 4}, "208"
-    ),
+    *_worked_example("What does one pie cost?", "get_price", "pie", "37"),
+    *_worked_example("How many pieces of rope are left?", "get_stock", "rope", "24"),
 ]
 
 
 def make_tasks(seed: int, count: int, split: Literal["train", "heldout"]) -> list[dict[str, Any]]:
-    """Tasks as plain JSON, the three kinds of question in turn; the same for the same arguments.
-
-    ``call`` is the tool call that answers the question, ``answer`` its result.
-    """
+    """Tasks as plain JSON, the kinds of question in turn; the same for the same arguments."""
     rng = random.Random(f"{seed} {split}")
-    kinds = list(QUESTIONS)
-    return [_make_task(rng, kinds[index % len(kinds)], ITEMS[split]) for index in range(count)]
+    tools = list(QUESTIONS)
+    return [_make_task(rng, tools[index % len(tools)], ITEMS[split]) for index in range(count)]
 
 
-def _make_task(rng: random.Random, kind: str, items: Sequence[str]) -> dict[str, Any]:
+def _make_task(rng: random.Random, tool: str, items: Sequence[str]) -> dict[str, Any]:
+    """``shop`` holds what each tool says of each item."""
     shop = {
-        item: {"price": rng.randint(12, 98), "stock": rng.randint(12, 98)}
+        item: {name: rng.randint(12, 98) for name in QUESTIONS}
         for item in rng.sample(items, ITEMS_IN_A_SHOP)
     }
-    item, count = rng.choice(list(shop)), rng.randint(2, 9)
-    arguments = {"item": item, "count": count} if kind == "get_total" else {"item": item}
-    return {
-        "question": rng.choice(QUESTIONS[kind]).format(item=item, count=count),
-        "shop": shop,
-        "call": {"name": kind, "arguments": arguments},
-        "answer": run_tool(shop, kind, arguments),
-    }
+    item = rng.choice(list(shop))
+    question = rng.choice(QUESTIONS[tool]).format(item=item)
+    return {"question": question, "shop": shop, "tool": tool, "item": item}
 
 
 def run_tool(shop: Mapping[str, Mapping[str, int]], name: str, arguments: Any) -> str | None:
     """What the tool says; None: there is no such tool, item or argument."""
-    match name, arguments:
-        case "get_price", {"item": str(item), **rest} if item in shop and not rest:
-            return str(shop[item]["price"])
-        case "get_stock", {"item": str(item), **rest} if item in shop and not rest:
-            return str(shop[item]["stock"])
-        case "get_total", {"item": str(item), "count": int(count), **rest} if (
-            item in shop and not rest
-        ):
-            return str(shop[item]["price"] * count)
+    match arguments:
+        case {"item": str(item), **rest} if not rest and item in shop and name in shop[item]:
+            return str(shop[item][name])
     return None
 
 
 def grade(task: Mapping[str, Any], calls: Sequence[tuple[str, Any]], answer: str) -> float:
-    """1 for the right answer after the right call; less, in steps, for the way there.
+    """0.2 for a call of a tool that exists, 0.2 each for the right tool and the right argument,
+    and the remaining 0.4 for the right answer after the right call.
 
-    0.1 a call of anything, 0.2 of a tool that exists, 0.4 of the right tool, 0.6 with the right
-    arguments. The number alone earns nothing, nor does a second call in place of a wrong first one.
+    Only the first call counts, and the number alone, without a call, earns nothing.
     """
-    if not calls:
+    if not calls or calls[0][0] not in QUESTIONS:
         return 0.0
     name, arguments = calls[0]
-    if name not in QUESTIONS:
-        return 0.1
-    if name != task["call"]["name"]:
-        return 0.2
-    if arguments != task["call"]["arguments"]:
-        return 0.4
-    return 1.0 if re.findall(r"\d+", answer) == [task["answer"]] else 0.6
+    is_right_tool = name == task["tool"]
+    is_right_item = arguments == {"item": task["item"]}
+    right_answer = str(task["shop"][task["item"]][task["tool"]])
+    is_right_answer = re.findall(r"\d+", answer) == [right_answer]
+    reward = 0.2 + 0.2 * is_right_tool + 0.2 * is_right_item
+    return 1.0 if is_right_tool and is_right_item and is_right_answer else reward
 
 
 class ShopAgent:
@@ -143,12 +120,12 @@ class ShopAgent:
         calls: list[tuple[str, Any]] = []
         for _ in range(MAX_MODEL_CALLS):
             completion = await client.chat.completions.create(
-                model="default", messages=messages, tools=TOOLS
+                model="local", messages=messages, tools=TOOLS
             )
             message = completion.choices[0].message
             if not message.tool_calls:
                 return grade(data, calls, answer=message.content or "")
-            messages.append(message.model_dump(exclude_none=True))
+            messages.append(message)
             for call in message.tool_calls:
                 assert call.type == "function"
                 name, arguments = call.function.name, json.loads(call.function.arguments)

@@ -21,14 +21,10 @@ from agent_rl.demo.shop import (
 )
 from agent_rl.tokens.format import ChatFormat
 
-SHOP = {"rope": {"price": 52, "stock": 31}, "tea": {"price": 20, "stock": 75}}
-TASK = {
-    "question": "What do 4 pieces of rope cost?",
-    "shop": SHOP,
-    "call": {"name": "get_total", "arguments": {"item": "rope", "count": 4}},
-    "answer": "208",
-}
-RIGHT_CALL = ("get_total", {"item": "rope", "count": 4})
+SHOP = {"hat": {"get_price": 52, "get_stock": 31}, "tea": {"get_price": 20, "get_stock": 75}}
+TASK = {"question": "How many pieces of hat are left?", "shop": SHOP, "tool": "get_stock"}
+TASK["item"] = "hat"
+RIGHT_CALL = ("get_stock", {"item": "hat"})
 
 
 @pytest.fixture(scope="module")
@@ -53,89 +49,89 @@ def test_heldout_tasks_share_no_item_with_training_or_the_examples() -> None:
     assert train == set(ITEMS["train"])
     assert heldout == set(ITEMS["heldout"])
     assert not train & heldout
-    assert not (train | heldout) & {"pie", "lamp", "rope"}
+    assert not (train | heldout) & {"pie", "rope"}
 
 
-def test_every_kind_of_question_comes_in_turn_and_its_call_gives_the_answer() -> None:
+def test_every_kind_of_question_comes_in_turn_and_its_call_gives_an_answer() -> None:
     tasks = make_tasks(3, 30, "train")
-    assert [task["call"]["name"] for task in tasks[:4]] == [*QUESTIONS, "get_price"]
+    assert [task["tool"] for task in tasks[:3]] == [*QUESTIONS, "get_price"]
     for task in tasks:
-        call = task["call"]
-        assert call["arguments"]["item"] in task["question"]
-        assert run_tool(task["shop"], call["name"], call["arguments"]) == task["answer"]
+        assert task["item"] in task["question"]
+        result = run_tool(task["shop"], task["tool"], {"item": task["item"]})
+        assert result == str(task["shop"][task["item"]][task["tool"]])
 
 
 def test_every_split_of_the_items_is_in_reach_of_the_token_limit(tokenizer: Any) -> None:
-    """demo.yaml allows 40 new tokens: the longest call and its end-of-turn token fit."""
+    """demo.yaml allows 36 new tokens: the longest call and its end-of-turn token fit."""
     longest = max(
-        len(tokenizer.encode(call_text("get_total", {"item": item, "count": 9})))
+        len(tokenizer.encode(call_text("get_price", {"item": item})))
         for items in ITEMS.values()
         for item in items
     )
-    assert longest + 1 <= 40
+    assert longest + 1 <= 36
 
 
 @pytest.mark.parametrize(
     ("name", "arguments", "result"),
     [
-        ("get_price", {"item": "rope"}, "52"),
+        ("get_price", {"item": "hat"}, "52"),
         ("get_stock", {"item": "tea"}, "75"),
-        ("get_total", {"item": "rope", "count": 4}, "208"),
         ("get_price", {"item": "melon"}, None),
-        ("get_price", {"item": ["rope"]}, None),
-        ("get_price", {"item": "rope", "count": 4}, None),
-        ("get_total", {"item": "rope"}, None),
-        ("get_total", {"item": "rope", "count": "4"}, None),
-        ("buy", {"item": "rope"}, None),
+        ("get_price", {"item": ["hat"]}, None),
+        ("get_price", {"item": "hat", "count": 4}, None),
+        ("buy", {"item": "hat"}, None),
         ("get_price", {}, None),
+        ("get_price", "hat", None),
     ],
 )
-def test_tools(name: str, arguments: dict[str, Any], result: str | None) -> None:
+def test_tools(name: str, arguments: Any, result: str | None) -> None:
     assert run_tool(SHOP, name, arguments) == result
 
 
 @pytest.mark.parametrize(
     ("calls", "answer", "reward"),
     [
-        ([], "208", 0.0),
-        ([("buy", {"item": "rope"})], "208", 0.1),
-        ([("get_price", {"item": "rope"})], "208", 0.2),
-        ([("get_total", {"item": "rope", "count": 5})], "208", 0.4),
-        ([("get_price", {"item": "rope"}), RIGHT_CALL], "208", 0.2),
+        ([], "31", 0.0),
+        ([("buy", {"item": "hat"})], "31", 0.0),
+        ([("get_price", {"item": "tea"})], "31", 0.2),
+        ([("get_price", {"item": "hat"})], "31", 0.4),
+        ([("get_stock", {"item": "tea"})], "31", 0.4),
+        ([("get_stock", {"item": "hat", "count": 4})], "31", 0.4),
+        ([("get_price", {"item": "hat"}), RIGHT_CALL], "31", 0.4),
         ([RIGHT_CALL], "", 0.6),
-        ([RIGHT_CALL], "207", 0.6),
-        ([RIGHT_CALL], "207 or 208", 0.6),
-        ([RIGHT_CALL], "2080", 0.6),
-        ([RIGHT_CALL], "208", 1.0),
-        ([RIGHT_CALL], "They cost 208.", 1.0),
+        ([RIGHT_CALL], "32", 0.6),
+        ([RIGHT_CALL], "31 or 32", 0.6),
+        ([RIGHT_CALL], "310", 0.6),
+        ([RIGHT_CALL], "31", 1.0),
+        ([RIGHT_CALL], "There are 31.", 1.0),
     ],
 )
 def test_grades(calls: list[tuple[str, Any]], answer: str, reward: float) -> None:
-    assert grade(TASK, calls, answer) == reward
+    assert grade(TASK, calls, answer) == pytest.approx(reward)
 
 
 async def test_the_agent_calls_the_tool_reads_the_result_and_answers(tokenizer: Any) -> None:
-    engine = ScriptedEngine([call_text(*RIGHT_CALL), "208"], tokenizer=tokenizer)
+    engine = ScriptedEngine([call_text(*RIGHT_CALL), "31"], tokenizer=tokenizer)
     client = ArealOpenAI(engine, tokenizer, chat_template_type="concat")
     assert await ShopAgent().run(TASK, client=client) == 1.0
     first, second = client.interactions.values()
     assert second.parent is first
     assert [message["role"] for message in second.messages[-3:]] == ["user", "assistant", "tool"]
-    assert second.messages[-1]["content"] == "208"
+    assert second.messages[-1]["content"] == "31"
     assert tokenizer.decode(second.model_response.input_tokens).endswith(
-        "<|im_start|>user\n<result>\n208\n</result><|im_end|>\n<|im_start|>assistant\n"
+        "<|im_start|>user\n<result>\n31\n</result><|im_end|>\n<|im_start|>assistant\n"
     )
 
 
 @pytest.mark.parametrize(
     ("replies", "reward"),
     [
-        (["208"], 0.0),
+        (["31"], 0.0),
         (["<tool_call>\n{oh"], 0.0),
-        ([call_text("buy", {})], 0.1),
-        ([call_text("get_price", {"item": "rope"}), call_text(*RIGHT_CALL)], 0.2),
+        ([call_text("buy", {})], 0.0),
+        ([call_text("get_price", {"item": "hat"}), call_text(*RIGHT_CALL)], 0.4),
         ([call_text(*RIGHT_CALL), call_text(*RIGHT_CALL)], 0.6),
-        ([call_text(*RIGHT_CALL), "About 200."], 0.6),
+        ([call_text(*RIGHT_CALL), "About 30."], 0.6),
     ],
 )
 async def test_what_an_agent_on_the_wrong_way_earns(
@@ -143,7 +139,7 @@ async def test_what_an_agent_on_the_wrong_way_earns(
 ) -> None:
     engine = ScriptedEngine(replies, tokenizer=tokenizer)
     client = ArealOpenAI(engine, tokenizer, chat_template_type="concat")
-    assert await ShopAgent().run(TASK, client=client) == reward
+    assert await ShopAgent().run(TASK, client=client) == pytest.approx(reward)
     assert len(engine.requests) == len(replies)
 
 
