@@ -120,6 +120,7 @@ class ModelResponse:
     ``output_logprobs`` are ``log_softmax(logits / temperature)`` at the sampled token, before any
     top-p/top-k/min-p truncation; ``output_versions`` is the version of the weights that produced
     each token. ``output_top_logprobs`` holds (token id, log-prob) pairs where they were asked for.
+    ``output_forced``, given under a grammar, says which tokens were the only ones allowed.
     The stop token, when one was sampled, is the last output token.
     """
 
@@ -131,6 +132,7 @@ class ModelResponse:
     latency_s: float = 0.0
     ttft_s: float = 0.0
     output_top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
+    output_forced: tuple[bool, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("input_tokens", "output_tokens", "output_logprobs", "output_versions"):
@@ -141,6 +143,7 @@ class ModelResponse:
             output_logprobs=self.output_logprobs,
             output_versions=self.output_versions,
             output_top_logprobs=self.output_top_logprobs,
+            output_forced=self.output_forced,
         )
 
 

@@ -25,6 +25,13 @@ def test_per_token_lists_of_another_length_are_refused_with_both_lengths() -> No
         response(output_tokens=[20, 21], output_versions=[3, 3])
 
 
+def test_forced_marks_are_one_for_each_token() -> None:
+    assert response().output_forced is None
+    assert response(output_forced=(True, False, True)).output_forced == (True, False, True)
+    with pytest.raises(ValueError, match="3 token ids but 1 output_forced"):
+        response(output_forced=(True,))
+
+
 def test_a_response_keeps_what_was_sampled() -> None:
     assert response().output_tokens == (20, 21, 2)
     assert response().output_versions == (3, 3, 4)

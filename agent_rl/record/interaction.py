@@ -164,6 +164,7 @@ class InteractionWithTokenLogpReward:
             latency_s=self._times_s[0],
             ttft_s=self._times_s[1],
             output_top_logprobs=self._top_logprobs,
+            output_forced=None if path.forced is None else tuple(map(bool, path.forced)),
         )
 
     @property

@@ -13,6 +13,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import TypeAlias
 
 from agent_rl.types import ModelResponse
@@ -25,7 +26,11 @@ _TAIL = 8  # prompt ids that are decoded in front of an output
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One training sequence. All four have one entry for each token; off the mask: 0.0 and -1."""
+    """One training sequence. All four have one entry for each token; off the mask: 0.0 and -1.
+
+    A sampled token is trained unless a grammar forced it: then its probability was 1 whatever the
+    weights, so it says nothing about the policy, and it is context like the tokens of a prompt.
+    """
 
     token_ids: Ints
     loss_mask: Ints
@@ -40,6 +45,7 @@ class TokenPath:
         "_prompt_text",
         "_whole",
         "base",
+        "forced",
         "logprobs",
         "num_prompt",
         "own",
@@ -64,6 +70,8 @@ class TokenPath:
         self.own.extend(response.output_tokens)
         self.logprobs: Floats = array("d", response.output_logprobs)
         self.versions: Ints = array("i", response.output_versions)
+        forced = response.output_forced
+        self.forced = None if forced is None else bytes(forced)
         self._whole = whole
         self._prompt_text = prompt_text
 
@@ -140,6 +148,8 @@ class TokenPath:
                 loss_mask[start:end] = array("i", [1]) * (end - start)
                 logprobs[start:end] = array("f", node.logprobs)
                 versions[start:end] = node.versions
+                for index in compress(range(start, end), node.forced or ()):
+                    loss_mask[index], logprobs[index], versions[index] = 0, 0.0, -1
         return Row(token_ids=self.ids(), loss_mask=loss_mask, logprobs=logprobs, versions=versions)
 
 

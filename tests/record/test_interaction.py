@@ -21,6 +21,7 @@ def response(prompt: list[int], output: list[int], **fields: object) -> ModelRes
         output_logprobs=tuple(-0.5 for _ in range(count)),
         output_versions=tuple(range(count)),
         stop_reason="stop",
+        **fields,
     )
 
 
@@ -84,6 +85,33 @@ def test_model_response_is_put_together_again() -> None:
     one = plan.interaction(interaction_id="c2", model_response=sent, output_message_list=[])
     assert one.model_response == sent
     assert one.stop_reason == "length"
+
+
+def test_forced_tokens_are_context_in_the_row() -> None:
+    """Their probability was 1 whatever the weights; ids and log-probs stay in the record."""
+    sampled = response([1], [5, 6, 7], output_forced=(True, False, True))
+    one = InteractionWithTokenLogpReward(interaction_id="c", model_response=sampled)
+    tensors = one.to_tensor_dict()
+    assert tensors["input_ids"].tolist() == [[1, 5, 6, 7]]
+    assert tensors["loss_mask"].tolist() == [[0, 0, 1, 0]]
+    assert tensors["logprobs"].tolist() == [[0.0, 0.0, -0.5, 0.0]]
+    assert tensors["versions"].tolist() == [[-1, -1, 1, -1]]
+    assert one.model_response == sampled
+    plain = InteractionWithTokenLogpReward(interaction_id="d", model_response=response([1], [5]))
+    assert plain.model_response is not None and plain.model_response.output_forced is None
+
+
+def test_forced_tokens_of_an_earlier_turn_stay_context() -> None:
+    first = InteractionWithTokenLogpReward(
+        interaction_id="a", model_response=response([1], [5, 6], output_forced=(False, True))
+    )
+    second = InteractionWithTokenLogpReward(
+        interaction_id="b",
+        parent=first,
+        chat_template_type="concat",
+        model_response=response([1, 5, 6, 9], [7]),
+    )
+    assert second.to_tensor_dict()["loss_mask"].tolist() == [[0, 1, 0, 0, 1]]
 
 
 def test_messages_are_derived_along_the_history() -> None:
