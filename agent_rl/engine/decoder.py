@@ -18,10 +18,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agent_rl.engine.kv_cache import SlotCache
+from agent_rl.engine.matcher import forbidden_tokens
 from agent_rl.engine.sampling import SamplingPlan, plan_sampling, sample
 from agent_rl.engine.sequence import SampledToken, Sequence
 from agent_rl.engine.slots import SlotTable
-from agent_rl.errors import EngineError
+from agent_rl.errors import EngineError, RequestError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -125,17 +126,30 @@ class Decoder:
         uniforms = [sequence.noise.random() for sequence in self.running]
         uniforms_B = torch.tensor(uniforms, dtype=torch.float64).to(self._device)
         plan = self._current_plan(logits_BV.shape[1])
-        rows = sample(logits_BV, plan, uniforms_B).tolist()  # the only sync of the step
+        forbidden = self._forbidden(logits_BV.shape[1])
+        rows = sample(logits_BV, plan, uniforms_B, forbidden).tolist()  # the only sync of the step
         self.counters.decode_steps += 1
         self.counters.generated_tokens += len(rows)
         finished = []
         for sequence, row in zip(self.running, rows, strict=True):
-            sequence.extend(_read(row, version, sequence.gconfig.top_logprobs, plan.num_top))
+            token = _read(row, version, sequence.gconfig.top_logprobs, plan.num_top)
+            try:
+                sequence.extend(token)
+            except RequestError as error:
+                sequence.mailbox.put(error)
+                finished.append(sequence)
+                continue
             stop_reason = sequence.stop_reason(self._tokenizer)
             if stop_reason is not None:
                 sequence.answer(stop_reason)
                 finished.append(sequence)
         self.remove(finished)
+
+    def _forbidden(self, vocab_size: int) -> tuple[Tensor, Tensor] | None:
+        """What grammars forbid; None where no running sequence has one."""
+        sets = {row: sequence.allowed for row, sequence in enumerate(self.running)}
+        allowed = {row: tokens for row, tokens in sets.items() if tokens is not None}
+        return forbidden_tokens(allowed, vocab_size, self._device) if allowed else None
 
     def _current_plan(self, vocab_size: int) -> SamplingPlan:
         if self._plan is None or self._num_steps_left <= 0:

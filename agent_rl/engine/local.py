@@ -29,6 +29,7 @@ from agent_rl.engine.loading import (
     load_weights,
 )
 from agent_rl.engine.mailbox import Mailbox, call_on
+from agent_rl.engine.matcher import GrammarCompiler, Matcher, can_guide
 from agent_rl.engine.sequence import Sequence
 from agent_rl.errors import ConfigError, ContextLengthError, RequestError
 from agent_rl.types import ModelRequest, ModelResponse
@@ -43,7 +44,8 @@ class LocalEngine:
     Args:
         model_or_path: a loaded transformers causal LM, whose parameter tensors are used as they
             are, or a folder with one.
-        tokenizer: for stop strings and its end-of-turn id; read from the folder when left out.
+        tokenizer: for stop strings, grammars (a fast one; with the extra ``guided``) and its
+            end-of-turn id; read from the folder when left out.
         device: cuda when there is one, else cpu; a loaded model stays where it is by default.
         dtype: of the weights; float32 by default. A loaded model keeps its own.
         max_batch_size: sequences decoded together; more wait in order of arrival.
@@ -53,7 +55,7 @@ class LocalEngine:
 
     supported = frozenset(
         {"min_new_tokens", "top_p", "top_k", "min_p", "stop", "seed", "logit_bias", "top_logprobs"}
-        | {"frequency_penalty", "presence_penalty", "repetition_penalty"}
+        | {"frequency_penalty", "presence_penalty", "repetition_penalty", "grammar"}
     )
 
     def __init__(
@@ -80,14 +82,20 @@ class LocalEngine:
         self.max_seq_len = min(max_seq_len, limit)
         self.model = model
         self._tokenizer = tokenizer
-        if tokenizer is None:
-            self.supported = self.supported - {"stop"}
         self._vocab_size = model.get_input_embeddings().weight.shape[0]
         self._end_ids = _end_ids(model, tokenizer)
         check_attention(model, self.max_seq_len)
+        tokenizer = copy.deepcopy(tokenizer)  # a fast tokenizer must not be shared by threads
+        if tokenizer is None:
+            self.supported = self.supported - {"stop"}
+        self._grammars = None
+        if tokenizer is not None and can_guide(tokenizer):
+            self._grammars = GrammarCompiler(tokenizer, self._end_ids, self._vocab_size)
+        else:
+            self.supported = self.supported - {"grammar"}
         self._decoder = Decoder(
             inference_view(model),
-            tokenizer=copy.deepcopy(tokenizer),  # a fast tokenizer must not be shared by threads
+            tokenizer=tokenizer,
             max_batch_size=max_batch_size,
             max_seq_len=self.max_seq_len,
         )
@@ -113,6 +121,8 @@ class LocalEngine:
         self, req: ModelRequest, *, wants_deltas: bool
     ) -> AsyncGenerator[StreamItem, None]:
         sequence = self._sequence(req, Mailbox(wants_deltas=wants_deltas))
+        if req.gconfig.grammar is not None:
+            sequence.matcher = await self._matcher(req.gconfig.grammar, sequence.end_ids)
         self._thread.submit(sequence)
         try:
             while True:
@@ -173,9 +183,8 @@ class LocalEngine:
         budget = token_budget(gconfig, len(ids), self.max_seq_len)
         if budget < 1:
             raise ContextLengthError(prompt_tokens=len(ids), limit=len(ids) + budget)
-        if gconfig.grammar is not None or req.image_data:
-            param = "grammar" if gconfig.grammar is not None else "image_data"
-            raise RequestError(f"the embedded engine does not support {param}", param=param)
+        if req.image_data:
+            raise RequestError("the embedded engine does not read images", param="image_data")
         if gconfig.stop and self._tokenizer is None:
             raise RequestError("stop strings need LocalEngine(..., tokenizer=...)", param="stop")
         self._check_ids("input_ids", ids)
@@ -191,6 +200,16 @@ class LocalEngine:
             # Without a seed of its own from Python's generator, which a trainer seeds.
             noise=random.Random(random.random() if gconfig.seed is None else gconfig.seed),
         )
+
+    async def _matcher(self, grammar: str, end_ids: tuple[int, ...]) -> Matcher:
+        """In a thread, because a large grammar takes a while to compile."""
+        if self._grammars is None:
+            raise RequestError(
+                "a grammar needs a fast tokenizer and llguidance; run: "
+                "pip install 'agent-rl[guided]'",
+                param="grammar",
+            )
+        return await asyncio.to_thread(self._grammars.matcher, grammar, end_ids)
 
     def _check_ids(self, param: str, ids: Iterable[int]) -> None:
         """One id outside the vocabulary would break the batch it sits in."""

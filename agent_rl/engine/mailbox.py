@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from agent_rl.engine.base import StreamItem
-from agent_rl.errors import EngineError
+from agent_rl.errors import AgentRLError
 
 
 class Mailbox:
@@ -15,14 +15,14 @@ class Mailbox:
     def __init__(self, *, wants_deltas: bool) -> None:
         self.wants_deltas = wants_deltas
         self._loop = asyncio.get_running_loop()
-        self._items: asyncio.Queue[StreamItem | EngineError] = asyncio.Queue()
+        self._items: asyncio.Queue[StreamItem | AgentRLError] = asyncio.Queue()
 
-    def put(self, item: StreamItem | EngineError) -> None:
+    def put(self, item: StreamItem | AgentRLError) -> None:
         call_on(self._loop, lambda: self._items.put_nowait(item))
 
     async def get(self) -> StreamItem:
         item = await self._items.get()
-        if isinstance(item, EngineError):
+        if isinstance(item, AgentRLError):
             raise item
         return item
 

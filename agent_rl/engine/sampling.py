@@ -75,7 +75,7 @@ class SamplingPlan:
     """The sampling parameters of one batch as tensors; built anew when the batch changes.
 
     ``num_steps`` is for how many steps it holds: until a row has reached its min_new_tokens.
-    ``banned`` are the (row, end id) pairs of rows that have not.
+    ``banned`` are the (row, end id) pairs of rows that have not; a grammar sees to that itself.
     """
 
     temperature_B1: Tensor
@@ -100,7 +100,7 @@ def plan_sampling(
     pairs = [
         (row, end_id)
         for row, sequence in enumerate(sequences)
-        if missing[row] > 0
+        if missing[row] > 0 and sequence.gconfig.grammar is None
         for end_id in sequence.end_ids
     ]
     return SamplingPlan(
@@ -115,19 +115,28 @@ def plan_sampling(
     )
 
 
-def sample(logits_BV: Tensor, plan: SamplingPlan, uniforms_B: Tensor) -> Tensor:
+def sample(
+    logits_BV: Tensor,
+    plan: SamplingPlan,
+    uniforms_B: Tensor,
+    forbidden: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
     """[B, 2 + 2 * num_top] float64: id, log-prob, then ids and log-probs of the most likely.
 
-    ``uniforms_B`` are float64 in [0, 1). Float64 holds ids and log-probs exactly, so that one
-    transfer brings all of them to the host.
+    ``uniforms_B`` are float64 in [0, 1). ``forbidden``: of the rows [R] under a grammar, the ids
+    [R, V] that may not come next; truncation takes from the others. Float64 holds ids and log-probs
+    exactly, so that one transfer brings all of them to the host.
     """
     logits_BV = logits_BV.float()
     logprobs_BV = (logits_BV / plan.temperature_B1).log_softmax(-1)
     top_BK = logprobs_BV.topk(plan.num_top) if plan.num_top else None
     scores_BV = _penalized(logits_BV, logprobs_BV, plan)
+    # In place: an id that is ruled out is never chosen, so its log-prob is not read any more.
     if plan.banned is not None:
-        # In place: a banned id is never chosen, so its log-prob is not read any more.
         scores_BV[plan.banned] = -torch.inf
+    if forbidden is not None:
+        rows_R, is_forbidden_RV = forbidden
+        scores_BV[rows_R] = scores_BV[rows_R].masked_fill(is_forbidden_RV, -torch.inf)
     ids_B1 = _choose(scores_BV, plan, uniforms_B)[:, None]
     if plan.penalties is not None:
         _count(plan.penalties, ids_B1)

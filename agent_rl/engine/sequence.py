@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from agent_rl.engine.mailbox import Mailbox
+from agent_rl.engine.matcher import Matcher
 from agent_rl.engine.stop_strings import ends_with_stop
 from agent_rl.types import GenerationConfig, ModelRequest, ModelResponse, StopReason, TokenDelta
 
@@ -27,7 +28,10 @@ class SampledToken:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Sequence:
-    """``ids[:num_cached]`` have keys and values in a slot; ``end_ids`` end the completion."""
+    """``ids[:num_cached]`` have keys and values in a slot; ``end_ids`` end the completion.
+
+    With a ``matcher``, ``forced`` says of each sampled token whether it was the only one allowed.
+    """
 
     request: ModelRequest
     mailbox: Mailbox
@@ -36,10 +40,12 @@ class Sequence:
     ids: list[int]
     num_prompt: int
     noise: random.Random
+    matcher: Matcher | None = None
     num_cached: int = 0
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    forced: list[bool] = field(default_factory=list)
     start_s: float = field(default_factory=time.perf_counter)
     first_token_s: float | None = None
     is_withdrawn: bool = False
@@ -57,8 +63,21 @@ class Sequence:
         """Tokens to compute before the next can be sampled, which takes the last one as input."""
         return len(self.ids) - 1 - self.num_cached
 
+    @property
+    def allowed(self) -> int | None:
+        """The tokens that may come next, as a set of ``matcher.py``; None: all of them."""
+        if self.matcher is None:
+            return None
+        return self.matcher.allowed(may_end=self.num_new >= self.gconfig.min_new_tokens)
+
     def extend(self, token: SampledToken) -> None:
-        """Add what was sampled; its predecessor now has keys and values."""
+        """Add what was sampled; its predecessor now has keys and values.
+
+        Raises:
+            RequestError: the grammar turns out to be too complex to go on with.
+        """
+        if self.matcher is not None:
+            self._match(self.matcher, token.token_id)
         self.ids.append(token.token_id)
         self.num_cached += 1
         self.logprobs.append(token.logprob)
@@ -74,7 +93,8 @@ class Sequence:
 
     def stop_reason(self, tokenizer: PreTrainedTokenizerBase | None) -> StopReason | None:
         """Why the completion ends with its last token; None: it goes on."""
-        if self.ids[-1] in self.end_ids:
+        is_finished = self.matcher is not None and self.matcher.is_finished
+        if is_finished or self.ids[-1] in self.end_ids:
             return "stop"
         stop = self.gconfig.stop
         if stop and tokenizer is not None and self.num_new >= self.gconfig.min_new_tokens:
@@ -95,8 +115,15 @@ class Sequence:
             latency_s=now_s - self.start_s,
             ttft_s=first_s - self.start_s,
             output_top_logprobs=tuple(self.top_logprobs) if self.gconfig.top_logprobs else None,
+            output_forced=tuple(self.forced) if self.matcher is not None else None,
         )
         self.mailbox.put(response)
+
+    def _match(self, matcher: Matcher, token_id: int) -> None:
+        allowed = self.allowed
+        self.forced.append(allowed is not None and allowed.bit_count() == 1)
+        if token_id not in self.end_ids:
+            matcher.advance(token_id)
 
     def _length_reason(self) -> StopReason | None:
         return "length" if self.num_new >= self.budget else None

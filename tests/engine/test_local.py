@@ -179,7 +179,7 @@ async def test_what_it_cannot_do_is_refused(engine: LocalEngine, model: LlamaFor
             await engine.agenerate(req)
         assert caught.value.param == param
     assert "stop" not in engine.supported and "stop" in LocalEngine.supported
-    assert "grammar" not in LocalEngine.supported
+    assert "grammar" not in engine.supported and "grammar" in LocalEngine.supported
     with pytest.raises(ConfigError, match="bfloat16"):
         LocalEngine(model, dtype="bfloat16")
     with pytest.raises(ConfigError, match="max_batch_size is 0"):

@@ -149,6 +149,22 @@ def test_end_ids_are_banned_until_min_new_tokens() -> None:
     assert run(done, logits)[0] == 0
 
 
+def test_forbidden_ids_are_never_chosen_and_truncation_takes_from_the_others() -> None:
+    """Row 1 may take ids 2 and 3 only, .15 and .05: top-p .7 keeps id 2. Log-probs are unmasked."""
+    rows = [Row(), Row(gconfig=GenerationConfig(top_p=0.7)), Row()]
+    plan = plan_sampling(rows, 4, CPU)
+    forbidden = (torch.tensor([1, 2]), torch.tensor([[True, True, False, False]] * 2))
+    result = sample(LOGITS.expand(3, 4), plan, uniforms(0.0, 0.99, 0.8), forbidden)
+    assert result[:, 0].tolist() == [0, 2, 3]
+    assert result[:, 1].tolist() == pytest.approx(LOGITS[[0, 2, 3]].tolist())
+
+
+def test_a_grammar_itself_keeps_the_end_ids_away() -> None:
+    """So that an end id which is all the grammar allows can still be chosen."""
+    row = Row(gconfig=GenerationConfig(min_new_tokens=2, grammar="g"), end_ids=(0,))
+    assert plan_sampling([row], 3, CPU).banned is None
+
+
 def test_top_logprobs_are_ids_then_logprobs() -> None:
     row = Row(gconfig=GenerationConfig(top_logprobs=2, top_k=1))
     expected = [0, -0.693147, 0, 1, -0.693147, -1.203973]
