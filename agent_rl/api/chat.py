@@ -75,6 +75,7 @@ def read_chat_request(session: Session, body: JsonObject) -> ChatRequest:
         messages=body["messages"],
         gconfig=demands.applied(gconfig, session, top_logprobs=top_logprobs),
         stop=gconfig.stop,
+        grammar_param=demands.param,
         tools=tools,
         can_call_tools=demands.tool_use != "none",
         n=fields.integer("n", low=1, high=128) or 1,

@@ -10,14 +10,15 @@ import asyncio
 import time
 import uuid
 from bisect import bisect_left
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from agent_rl.api.session import Session
 from agent_rl.api.turn import Turn
 from agent_rl.engine.base import token_budget
-from agent_rl.errors import ContextLengthError, EpisodeError, boundary
+from agent_rl.errors import ContextLengthError, EpisodeError, RequestError, boundary
 from agent_rl.record.plan import PromptPlan
 from agent_rl.tokens.family import FamilyReader
 from agent_rl.tokens.parse import MessageReader, ParsedMessage
@@ -95,9 +96,9 @@ async def generate(
     indices = range(first_index, first_index + turn.n)
     requests = [model_request(turn, plan.input_ids, call_id, index) for index in indices]
     if len(requests) == 1:
-        responses = [await _ask(session, requests[0])]
+        responses = [await _ask(session, turn, requests[0])]
     else:
-        responses = await together([_ask(session, request) for request in requests])
+        responses = await together([_ask(session, turn, request) for request in requests])
     choices = []
     for request, response in zip(requests, responses, strict=True):
         reader = new_reader(session, turn, plan)
@@ -108,9 +109,24 @@ async def generate(
     return choices
 
 
-async def _ask(session: Session, request: ModelRequest) -> ModelResponse:
-    """What the engine raises becomes an error of the engine's boundary."""
-    with boundary("engine"):
+@contextmanager
+def engine_call(turn: Turn) -> Iterator[None]:
+    """What the engine raises becomes an error of the engine's boundary.
+
+    A grammar that it refuses is named by the parameter that asked for it.
+    """
+    try:
+        with boundary("engine"):
+            yield
+    except RequestError as error:
+        if error.param != "grammar":
+            raise
+        param = turn.grammar_param
+        raise RequestError(f"{param}: {error}", param=param, code=error.code) from error
+
+
+async def _ask(session: Session, turn: Turn, request: ModelRequest) -> ModelResponse:
+    with engine_call(turn):
         response = await session.engine.agenerate(request)
     return checked(response, request.rid)
 

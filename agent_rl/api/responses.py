@@ -67,6 +67,7 @@ def read_response_request(session: Session, body: JsonObject) -> ResponseRequest
         messages=messages,
         gconfig=demands.applied(gconfig, session, top_logprobs=top_logprobs),
         stop=gconfig.stop,
+        grammar_param=demands.param,
         tools=tools,
         can_call_tools=demands.tool_use != "none",
         has_logprobs=has_logprobs,

@@ -125,7 +125,7 @@ async def _streamed(events: EventStream) -> Reply:
 def _parse(content: bytes) -> JsonObject:
     try:
         body = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"the request body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise RequestError("the request body must be a JSON object")

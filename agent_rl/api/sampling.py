@@ -28,6 +28,8 @@ _OVERRIDDEN = {
     *("frequency_penalty", "presence_penalty", "repetition_penalty"),
 }
 _DEFAULTS = GenerationConfig()
+_GUIDED = "guided decoding"
+_EXTRA = "; the embedded engine has it after: pip install 'agent-rl[guided]'"
 
 
 def read_sampling(
@@ -92,10 +94,10 @@ def refuse_unsupported(
             continue
         if getattr(gconfig, name) != getattr(_DEFAULTS, name):
             param = grammar_param if name == "grammar" else name
-            need = "guided decoding" if name == "grammar" else name
+            need, fix = (_GUIDED, _EXTRA) if name == "grammar" else (name, "")
             raise RequestError(
                 f"{param} needs {need}, which this engine ({type(engine).__name__}) does not "
-                f"support; leave {param} out",
+                f"support; leave {param} out{fix}",
                 param=param,
                 code="unsupported_parameter",
             )

@@ -15,6 +15,7 @@ from typing import TypeAlias, cast
 from agent_rl.api.generate import (
     Choice,
     checked,
+    engine_call,
     finish_choice,
     model_request,
     new_reader,
@@ -23,7 +24,7 @@ from agent_rl.api.generate import (
 from agent_rl.api.session import Session
 from agent_rl.api.turn import Turn
 from agent_rl.engine.base import StreamItem
-from agent_rl.errors import EngineError, boundary
+from agent_rl.errors import EngineError
 from agent_rl.record.plan import PromptPlan
 from agent_rl.types import JsonObject, ModelRequest, TokenDelta
 
@@ -70,7 +71,7 @@ async def _stream_choice(
     items = cast(AsyncGenerator[StreamItem, None], session.engine.astream(request))
     async with aclosing(items):
         while True:
-            with boundary("engine"):
+            with engine_call(turn):
                 item = await anext(items, None)
             if item is None:
                 raise EngineError(f"the engine's stream of {request.rid} ended without a response")

@@ -26,6 +26,7 @@ class Turn:
     """``messages`` is what the record keeps.
 
     ``stop`` is what the text is trimmed at; the engine may be told to stop at more.
+    ``grammar_param`` is the parameter that asked for ``gconfig.grammar``.
     ``is_raw``: no template made the prompt, so nothing but text is read from the answer.
     ``labels`` (metadata, user, ...) are kept on the interaction and change nothing.
     """
@@ -34,6 +35,7 @@ class Turn:
     messages: list[JsonObject]
     gconfig: GenerationConfig
     stop: tuple[str, ...] = ()
+    grammar_param: str = "grammar"
     tools: list[JsonObject] | None = None
     can_call_tools: bool = False
     n: int = 1
