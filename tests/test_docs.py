@@ -25,6 +25,7 @@ BLOCKS = [
 @pytest.mark.parametrize("code", BLOCKS)
 def test_block_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    stats_tracker.export_all()  # what other tests of this process recorded
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(code, "block", "exec"), names)
     stats_tracker.export_all()

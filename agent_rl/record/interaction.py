@@ -123,7 +123,7 @@ class InteractionWithTokenLogpReward:
         self._times_s = (response.latency_s, response.ttft_s)
         self._top_logprobs = response.output_top_logprobs
         if path is None:
-            self._path = _path_of(response, self.parent)
+            self._path = _path_of(response, self.parent, self.temperature)
 
     @property
     def messages(self) -> list[JsonObject]:
@@ -228,6 +228,7 @@ class InteractionWithTokenLogpReward:
             "loss_mask": torch.frombuffer(row.loss_mask, dtype=torch.int32)[None],
             "logprobs": torch.frombuffer(row.logprobs, dtype=torch.float32)[None],
             "versions": torch.frombuffer(row.versions, dtype=torch.int32)[None],
+            "temperatures": torch.frombuffer(row.temperatures, dtype=torch.float32)[None],
             "rewards": torch.tensor([self.reward or 0.0], dtype=torch.float32),
         }
         if self.original_reward is not None:
@@ -240,10 +241,14 @@ class InteractionWithTokenLogpReward:
         return f"<interaction {self.interaction_id} {size} reward={self.reward}>"
 
 
-def _path_of(response: ModelResponse, parent: InteractionWithTokenLogpReward | None) -> TokenPath:
+def _path_of(
+    response: ModelResponse, parent: InteractionWithTokenLogpReward | None, temperature: float
+) -> TokenPath:
     prompt = response.input_tokens
     if parent is None:
-        return TokenPath(base=None, shared=0, context=prompt, response=response)
+        return TokenPath(
+            base=None, shared=0, context=prompt, response=response, temperature=temperature
+        )
     size = len(parent.path)
     shared = shared_length(prompt, parent.path.whole())
     if shared < size:
@@ -251,4 +256,10 @@ def _path_of(response: ModelResponse, parent: InteractionWithTokenLogpReward | N
             f"the prompt does not begin with the ids of its parent {parent.interaction_id!r}: "
             f"they differ at index {shared}"
         )
-    return TokenPath(base=parent.path, shared=size, context=prompt[size:], response=response)
+    return TokenPath(
+        base=parent.path,
+        shared=size,
+        context=prompt[size:],
+        response=response,
+        temperature=temperature,
+    )

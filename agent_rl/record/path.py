@@ -26,7 +26,7 @@ _TAIL = 8  # prompt ids that are decoded in front of an output
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One training sequence. All four have one entry for each token; off the mask: 0.0 and -1.
+    """One training sequence. One entry for each token; off the mask: 0.0, -1 and temperature 1.
 
     A sampled token is trained unless a grammar forced it: then its probability was 1 whatever the
     weights, so it says nothing about the policy, and it is context like the tokens of a prompt.
@@ -36,6 +36,8 @@ class Row:
     loss_mask: Ints
     logprobs: Floats
     versions: Ints
+    temperatures: Floats
+    """Under which the log-probs are stated: turns of one row may differ."""
 
 
 class TokenPath:
@@ -50,6 +52,7 @@ class TokenPath:
         "num_prompt",
         "own",
         "shared",
+        "temperature",
         "versions",
     )
 
@@ -60,10 +63,12 @@ class TokenPath:
         shared: int,
         context: Sequence[int],
         response: ModelResponse,
+        temperature: float = 1.0,
         whole: tuple[int, ...] | None = None,
         prompt_text: str | None = None,
     ) -> None:
         self.base = base
+        self.temperature = temperature
         self.shared = shared
         self.own: Ints = array("i", context)
         self.num_prompt = shared + len(self.own)
@@ -142,15 +147,23 @@ class TokenPath:
         loss_mask: Ints = array("i", bytes(4 * size))
         logprobs: Floats = array("f", bytes(4 * size))
         versions: Ints = array("i", [-1]) * size
+        temperatures: Floats = array("f", [1.0]) * size
         for node in self.line():
             start, end = node.num_prompt, len(node)
             if start >= trained_from:
                 loss_mask[start:end] = array("i", [1]) * (end - start)
                 logprobs[start:end] = array("f", node.logprobs)
                 versions[start:end] = node.versions
+                temperatures[start:end] = array("f", [node.temperature]) * (end - start)
                 for index in compress(range(start, end), node.forced or ()):
                     loss_mask[index], logprobs[index], versions[index] = 0, 0.0, -1
-        return Row(token_ids=self.ids(), loss_mask=loss_mask, logprobs=logprobs, versions=versions)
+        return Row(
+            token_ids=self.ids(),
+            loss_mask=loss_mask,
+            logprobs=logprobs,
+            versions=versions,
+            temperatures=temperatures,
+        )
 
 
 def shared_length(ids: Sequence[int], other: Sequence[int]) -> int:

@@ -100,6 +100,7 @@ class PromptPlan:
                 shared=self.num_shared,
                 context=self.input_ids[self.num_shared :],
                 response=model_response,
+                temperature=temperature,
                 whole=self.input_ids + model_response.output_tokens,
                 prompt_text=self.text,
             ),

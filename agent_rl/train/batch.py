@@ -191,17 +191,20 @@ def _micro_batch(
         numbers.append(np.full_like(row.trained, row.number))
     trained, places = np.concatenate(nodes), np.concatenate(tokens)
     if temperatures is None:
-        _, first, slots = np.unique(trained, return_index=True, return_inverse=True)
-    else:  # one token may be stated under two temperatures: no predictions are shared
-        first = slots = np.arange(len(trained))
+        keys = trained[:, None]
+    else:  # rows share a prediction only where they state it under one temperature
+        keys = np.stack([trained, temperatures[torch.from_numpy(places)].numpy()], axis=1)
+    _, first, slots = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     return MicroBatch(
         input_ids=torch.from_numpy(forest.token_ids),
         positions=torch.from_numpy(forest.positions),
         segments=forest.segments,
         predictors=torch.from_numpy(np.concatenate(predictors)[first]),
         targets=torch.from_numpy(forest.token_ids[trained[first]]),
-        temperatures=None if temperatures is None else temperatures[torch.from_numpy(places)],
-        slots=torch.from_numpy(slots),
+        temperatures=None
+        if temperatures is None
+        else temperatures[torch.from_numpy(places[first])],
+        slots=torch.from_numpy(slots.reshape(-1)),
         tokens=torch.from_numpy(places),
         rows=torch.from_numpy(np.concatenate(numbers)),
     )

@@ -50,6 +50,7 @@ def test_tensors_have_the_documented_dtypes_and_shapes() -> None:
         "loss_mask": (torch.int32, (1, 5)),
         "logprobs": (torch.float32, (1, 5)),
         "versions": (torch.int32, (1, 5)),
+        "temperatures": (torch.float32, (1, 5)),
         "rewards": (torch.float32, (1,)),
     }
     assert tensors["versions"].tolist() == [[-1, -1, 0, 1, 2]]
@@ -236,3 +237,25 @@ def test_fields() -> None:
     assert one.num_tokens == len(one.tokens)
     assert one.metadata == {} and one.completion is None and one.response is None
     assert "c1/1" in repr(one)
+
+
+def test_each_turn_of_a_row_keeps_its_own_temperature() -> None:
+    """Case B56: the trainer recomputes under the temperature that each turn was sampled with."""
+    first = InteractionWithTokenLogpReward(
+        interaction_id="a",
+        messages=[user("hi")],
+        output_message_list=[assistant("a")],
+        model_response=response([1, 5], [20, 2]),
+        temperature=0.5,
+    )
+    second = InteractionWithTokenLogpReward(
+        interaction_id="b",
+        messages=[*first.messages, *first.output_message_list, user("more")],
+        output_message_list=[assistant("b")],
+        model_response=response([1, 5, 20, 2, 7], [21]),
+        parent=first,
+        chat_template_type="concat",
+        temperature=2.0,
+    )
+    temperatures = second.to_tensor_dict()["temperatures"]
+    assert temperatures.tolist() == [[1.0, 1.0, 0.5, 0.5, 1.0, 2.0]]
