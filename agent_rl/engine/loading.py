@@ -30,7 +30,7 @@ def load_model(path: str | Path, *, device: torch.device, dtype: torch.dtype) ->
     Raises:
         ModelLoadError: no such folder, or what it holds is not a whole model.
     """
-    with _explained("model", path), _quiet():
+    with _explained("model", path), quiet_transformers():
         model, report = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, use_safetensors=True, output_loading_info=True
         )
@@ -120,7 +120,7 @@ def _explained(noun: str, path: str | Path) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """No progress bars of transformers."""
     was_on = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from agent_rl.engine.loading import quiet_transformers
 from agent_rl.errors import CheckpointError
 
 
@@ -30,9 +31,10 @@ def save_hf_checkpoint(
         target.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
         try:
-            model.save_pretrained(work)
-            if tokenizer is not None:
-                tokenizer.save_pretrained(work)
+            with quiet_transformers():
+                model.save_pretrained(work)
+                if tokenizer is not None:
+                    tokenizer.save_pretrained(work)
             for path in [*work.rglob("*"), work]:
                 _flush(path)
             work.chmod(0o755)
