@@ -157,6 +157,7 @@ class TokenPath:
                 temperatures[start:end] = array("f", [node.temperature]) * (end - start)
                 for index in compress(range(start, end), node.forced or ()):
                     loss_mask[index], logprobs[index], versions[index] = 0, 0.0, -1
+                    temperatures[index] = 1.0
         return Row(
             token_ids=self.ids(),
             loss_mask=loss_mask,

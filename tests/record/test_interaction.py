@@ -91,9 +91,12 @@ def test_model_response_is_put_together_again() -> None:
 def test_forced_tokens_are_context_in_the_row() -> None:
     """Their probability was 1 whatever the weights; ids and log-probs stay in the record."""
     sampled = response([1], [5, 6, 7], output_forced=(True, False, True))
-    one = InteractionWithTokenLogpReward(interaction_id="c", model_response=sampled)
+    one = InteractionWithTokenLogpReward(
+        interaction_id="c", model_response=sampled, temperature=0.5
+    )
     tensors = one.to_tensor_dict()
     assert tensors["input_ids"].tolist() == [[1, 5, 6, 7]]
+    assert tensors["temperatures"].tolist() == [[1.0, 1.0, 0.5, 1.0]]
     assert tensors["loss_mask"].tolist() == [[0, 0, 1, 0]]
     assert tensors["logprobs"].tolist() == [[0.0, 0.0, -0.5, 0.0]]
     assert tensors["versions"].tolist() == [[-1, -1, 1, -1]]
