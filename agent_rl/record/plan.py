@@ -168,7 +168,6 @@ def _bridged(
     for end in _ends(found, ids, fmt):
         suffix = fmt.bridge(
             ids[:end],
-            found.stop_reason or "stop",
             request.messages[num_known:],
             request.tools,
             request.chat_template_kwargs or {},

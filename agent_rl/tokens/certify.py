@@ -199,9 +199,7 @@ def _tried(format: ChatFormat, case: _Case) -> Feature:
     misread = _misread(format, case, prompt, output)
     if misread and written:
         return Feature(name=case.name, status="unsupported", reason=misread)
-    bridge = format.bridge(
-        (*prompt, *output), case.stop_reason, case.following, case.tools, history=history
-    )
+    bridge = format.bridge((*prompt, *output), case.following, case.tools, history=history)
     if isinstance(bridge, NoBridge):
         return Feature(name=case.name, status="branch", reason=bridge.reason)
     if [*prompt, *output, *bridge] == format.vocabulary.encode(full):

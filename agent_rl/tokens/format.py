@@ -132,7 +132,6 @@ class ChatFormat:
     def bridge(
         self,
         parent_ids: Sequence[int],
-        stop_reason: StopReason,
         new_messages: Sequence[JsonObject],
         tools: Sequence[JsonObject] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -142,9 +141,8 @@ class ChatFormat:
         """Ids that lead from the parent's prompt + output to the next turn, or why there are none.
 
         Args:
-            parent_ids: the parent's prompt ids and output ids; they are never changed.
-            stop_reason: how the parent's output ended. The ids decide: an end mark that is not
-                their last one is inserted.
+            parent_ids: the parent's prompt ids and output ids; they are never changed. They tell
+                how the output ended: an end mark that is not the last id is inserted.
             new_messages: what the conversation has after the parent's output.
             tools, chat_template_kwargs: unchanged since the parent, or it is not its child.
             history: the conversation up to and including the parent's output, where known. Only

@@ -22,7 +22,7 @@ YO_PROMPT = (1, 5, 3, 24, 2, 3, 1, 6, 3)
 def extended(format: ChatFormat, output: tuple[int, ...], new: list[Any]) -> tuple[int, ...]:
     """Prompt "hi" + output + bridge."""
     parent = format.render([USER_HI]) + output
-    bridge = format.bridge(parent, "stop", new)
+    bridge = format.bridge(parent, new)
     assert not isinstance(bridge, NoBridge), bridge.reason
     return parent + bridge
 
@@ -40,7 +40,7 @@ def test_three_tool_turns_equal_the_full_render(fix: Any) -> None:
     ids = format.render(messages)
     for result in ("R1", "R2", "R1"):
         new = [{"role": "tool", "tool_call_id": "c", "content": result}]
-        bridge = format.bridge((*ids, 20, 2), "stop", new)
+        bridge = format.bridge((*ids, 20, 2), new)
         assert isinstance(bridge, tuple)
         ids = (*ids, 20, 2, *bridge)
         messages += [{"role": "assistant", "content": "a"}, *new]
@@ -58,7 +58,7 @@ def test_an_end_that_was_not_sampled_is_inserted(fix: Any, output: tuple[int, ..
 def test_a_turn_that_ends_with_pad_starts_a_branch(fix: Any, output: tuple[int, ...]) -> None:
     """Case B33: sampled ids are never cut, so the full render takes over; it has one 2 and no 0."""
     format = ChatFormat.of(fix())
-    bridge = format.bridge(format.render([USER_HI]) + output, "stop", [USER_YO])
+    bridge = format.bridge(format.render([USER_HI]) + output, [USER_YO])
     assert isinstance(bridge, NoBridge)
     assert bridge.reason == "the turn ended with <|endoftext|>, which the template omits"
     answer = {"role": "assistant", "content": format.parse(output).content}

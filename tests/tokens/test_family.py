@@ -78,7 +78,7 @@ def answer_ids(format: ChatFormat, answer: str, prompt: tuple[int, ...]) -> tupl
 def test_a_familys_bridge_keeps_the_sampled_ids(format: ChatFormat) -> None:
     prompt = format.render([USER], TOOLS)
     output = answer_ids(format, "yo", prompt)
-    bridge = format.bridge((*prompt, *output), "stop", [USER], TOOLS)
+    bridge = format.bridge((*prompt, *output), [USER], TOOLS)
     assert isinstance(bridge, tuple), bridge
     text = format.decode(bridge)
     full = format.template.text([USER, {"role": "assistant", "content": "yo"}, USER], TOOLS)
@@ -159,7 +159,7 @@ def test_reasoning_is_kept_over_a_new_user_message() -> None:
     """Qwen3 alone would render anew: the concat rule is the same for families and templates."""
     qwen = ChatFormat.of(tokenizer(), renderer="qwen3")
     parent = (*qwen.render([USER]), *qwen.vocabulary.encode("<think>\na\n</think>\n\nb<|im_end|>"))
-    bridge = qwen.bridge(parent, "stop", [USER])
+    bridge = qwen.bridge(parent, [USER])
     assert isinstance(bridge, tuple)
     assert qwen.decode(bridge) == ("\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
 
@@ -168,10 +168,10 @@ def test_a_family_says_why_it_has_no_bridge() -> None:
     qwen = ChatFormat.of(tokenizer(), renderer="qwen3")
     prompt = qwen.render([USER])
     by_hand = [{"role": "assistant", "content": "a"}]
-    assert isinstance(qwen.bridge((*prompt, 5), "stop", by_hand), NoBridge)
-    padded = qwen.bridge((*prompt, 5, *qwen.stop_token_ids, 5), "stop", [USER])
+    assert isinstance(qwen.bridge((*prompt, 5), by_hand), NoBridge)
+    padded = qwen.bridge((*prompt, 5, *qwen.stop_token_ids, 5), [USER])
     assert padded == NoBridge(reason="the turn ended with ids that the renderer leaves out")
-    stray = qwen.bridge((5, 5), "stop", [USER])
+    stray = qwen.bridge((5, 5), [USER])
     assert isinstance(stray, NoBridge) and "generation prompt" in stray.reason
 
 

@@ -152,7 +152,7 @@ def test_numpy_values_are_plain(fix: Any) -> None:
     tool = {"name": "f", "parameters": {"type": "object", "required": np.array(["x"])}}
     tools = np.array([tool, tool], dtype=object)
     assert '"required": ["x"]' in text(fix(), [HI], tools)
-    bridge = ChatFormat.of(fix()).bridge((1, 6, 3, 20, 2), "stop", [HI], tools)
+    bridge = ChatFormat.of(fix()).bridge((1, 6, 3, 20, 2), [HI], tools)
     assert bridge == (3, 1, 5, 3, 23, 2, 3, 1, 6, 3)
 
 
