@@ -7,7 +7,7 @@ then what may be a call is held back. See ``tool_formats`` for what a format is.
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from agent_rl.tokens import json_text
@@ -27,20 +27,10 @@ class Llama3Json:
     markers: tuple[str, ...] = (tag,)
 
     def scan(self, reading: Reading, start: int) -> Scan:
-        text = reading.text[: reading.end]
-        place = skip_space(text, start)
-        has_tag = reading.source.is_at(self.tag, place)
-        if reading.has_content or not (has_tag or _may_begin(text, place, ("{", self.tag))):
-            return content(reading.end)
-        if not reading.is_final:
-            return content(start)
-        calls = self._calls(text, place + len(self.tag) * has_tag)
-        if calls and (has_tag or all(call.name in reading.tools for call in calls)):
-            return Scan(content_end=start, resume=reading.end, calls=tuple(calls))
-        return content(reading.end)
+        return _scan_whole(reading, start, self.tag, "{", self._calls, trusts_tag=True)
 
-    def _calls(self, text: str, place: int) -> list[ParsedToolCall]:
-        calls = []
+    def _calls(self, text: str) -> list[ParsedToolCall]:
+        calls, place = [], 0
         while True:
             found = json_text.object_members(text, place, len(text))
             call = call_of(found[0]) if found else None
@@ -110,17 +100,34 @@ class Pythonic:
     markers: tuple[str, ...] = (tag,)
 
     def scan(self, reading: Reading, start: int) -> Scan:
-        text = reading.text[: reading.end]
-        place = skip_space(text, start)
-        has_tag = reading.source.is_at(self.tag, place)
-        if reading.has_content or not (has_tag or _may_begin(text, place, ("[", self.tag))):
-            return content(reading.end)
-        if not reading.is_final:
-            return content(start)
-        calls = _python_calls(text[place + len(self.tag) * has_tag :])
-        if calls and all(call.name in reading.tools for call in calls):
-            return Scan(content_end=start, resume=reading.end, calls=tuple(calls))
+        return _scan_whole(reading, start, self.tag, "[", _python_calls, trusts_tag=False)
+
+
+def _scan_whole(
+    reading: Reading,
+    start: int,
+    tag: str,
+    opening: str,
+    read: Callable[[str], list[ParsedToolCall]],
+    *,
+    trusts_tag: bool,
+) -> Scan:
+    """The whole answer, behind an optional tag, is calls or it is content.
+
+    Only names of given tools are calls, except behind the tag where that says enough.
+    """
+    text = reading.text[: reading.end]
+    place = skip_space(text, start)
+    has_tag = reading.source.is_at(tag, place)
+    if reading.has_content or not (has_tag or _may_begin(text, place, (opening, tag))):
         return content(reading.end)
+    if not reading.is_final:
+        return content(start)
+    calls = read(text[place + len(tag) * has_tag :])
+    is_known = (has_tag and trusts_tag) or all(call.name in reading.tools for call in calls)
+    if calls and is_known:
+        return Scan(content_end=start, resume=reading.end, calls=tuple(calls))
+    return content(reading.end)
 
 
 def _may_begin(text: str, place: int, heads: Sequence[str]) -> bool:
