@@ -229,12 +229,11 @@ def _owner(cause: BaseException) -> Boundary:
 
 def _record_episode(client: ArealOpenAI, latency_s: float) -> None:
     """Metrics of one usable episode, tools and judges included in its latency."""
-    recorded = (each.model_response for each in client.interactions.values())
-    responses = [response for response in recorded if response is not None]
+    paths = [each.path for each in client.interactions.values() if each.is_complete]
     stats_tracker.get(workflow_context.stat_scope()).scalar(
-        num_turns=len(responses),
-        num_sampled_tokens=sum(len(response.output_tokens) for response in responses),
-        num_prompt_tokens=sum(len(response.input_tokens) for response in responses),
+        num_turns=len(paths),
+        num_sampled_tokens=sum(path.num_output for path in paths),
+        num_prompt_tokens=sum(path.num_prompt for path in paths),
         episode_latency_s=latency_s,
     )
 
