@@ -12,26 +12,16 @@ from pathlib import Path
 
 import click
 
-from agent_rl import __version__
-from agent_rl.errors import (
-    AgentRLError,
-    ConfigError,
-    DatasetError,
-    MissingDependencyError,
-    ModelLoadError,
-    RequestError,
-    TokenError,
-    WorkflowResolutionError,
-)
+from agent_rl import __version__, errors
 
 _USER_INPUT = (
-    ConfigError,
-    DatasetError,
-    MissingDependencyError,
-    ModelLoadError,
-    RequestError,
-    TokenError,
-    WorkflowResolutionError,
+    errors.ConfigError,
+    errors.DatasetError,
+    errors.MissingDependencyError,
+    errors.ModelLoadError,
+    errors.RequestError,
+    errors.TokenError,
+    errors.WorkflowResolutionError,
 )
 
 _overrides = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
@@ -119,7 +109,7 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         click.echo("stopped", err=True)
         code = 0
-    except (AgentRLError, OSError) as error:
+    except (errors.AgentRLError, OSError) as error:
         if "--debug" in sys.argv:
             raise
         click.echo(f"error: {' '.join(str(error).split()) or type(error).__name__}", err=True)
