@@ -94,6 +94,7 @@ class PPOTrainer:
     ) -> None:
         self.config = config
         self.run_dir = _run_dir(config)
+        usable = min_usable_group_size(config)
         rows = _rows("train_dataset", train_dataset, config.train_dataset)
         if not rows:
             raise ConfigError("there is no train_dataset: give PPOTrainer one or set the key")
@@ -102,7 +103,7 @@ class PPOTrainer:
         self.total_steps = config.total_train_steps or config.total_train_epochs * len(self._loader)
         _write_config(config, self.run_dir)
         _seed_everything(config.seed)
-        self.tokenizer = tokenizer or load_tokenizer(_model_path(config))
+        self.tokenizer = tokenizer or load_tokenizer(config.tokenizer_path or _model_path(config))
         self.engine, self._model = _engine_and_model(config, self.tokenizer, engine)
         self._owns_engine = engine is None
         self._report_certification()
@@ -116,10 +117,11 @@ class PPOTrainer:
         self.rollout = RolloutEngine(
             self.engine,
             config.rollout,
-            tokenizer=self._rollout_tokenizer(),
+            # None: it loads the one that rollout.tokenizer_path names.
+            tokenizer=None if config.rollout.tokenizer_path else self.tokenizer,
             gconfig=config.gconfig,
             eval_gconfig=self.eval_gconfig,
-            min_usable_group_size=min_usable_group_size(config),
+            min_usable_group_size=usable,
             seed=config.seed,
             dump=self._trajectory_dump(),
         )
@@ -236,10 +238,6 @@ class PPOTrainer:
     def save(self, name: str) -> Path:
         """Write the weights as the Hugging Face folder ``{run_dir}/checkpoints/{name}``."""
         return save_hf_checkpoint(self._model, self.tokenizer, self.run_dir / "checkpoints" / name)
-
-    def _rollout_tokenizer(self) -> PreTrainedTokenizerBase:
-        path = self.config.rollout.tokenizer_path
-        return self.tokenizer if path is None else load_tokenizer(path)
 
     def _trajectory_dump(self) -> TrajectoryDump | None:
         if not self.config.rollout.dump_to_file:

@@ -103,6 +103,18 @@ def test_the_written_config_reads_back(config: PPOConfig) -> None:
         assert load_config(written) == config
 
 
+def test_model_and_tokenizer_may_be_two_folders(
+    config: PPOConfig, tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    """``actor.path`` has no tokenizer: the one of ``tokenizer_path`` is taken."""
+    weights_only = tmp_path / "weights"
+    weights_only.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (weights_only / name).write_bytes((tiny_model_dir / name).read_bytes())
+    with PPOTrainer(changed(config, f"actor.path={weights_only}"), ROWS) as trainer:
+        assert trainer.tokenizer.name_or_path == str(tiny_model_dir)
+
+
 def test_secrets_do_not_reach_the_written_config(config: PPOConfig) -> None:
     with PPOTrainer(changed(config, "stats_logger.wandb.api_key=hush"), ROWS) as trainer:
         assert "hush" not in (trainer.run_dir / "config.yaml").read_text()
