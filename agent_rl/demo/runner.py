@@ -57,8 +57,8 @@ def run_demo(*, seed: int, out: Path, overrides: Sequence[str] = ()) -> Summary:
     """
     console = Console()
     start_s = time.monotonic()
-    _remove_earlier_run(out)
     config = demo_config(seed=seed, out=out, overrides=overrides)
+    _remove_earlier_run(out)
     steps = config.total_train_steps or 1
     tasks = make_tasks(seed=seed, count=steps * config.rollout.consumer_batch_size, split="train")
     heldout = make_tasks(seed=0, count=_NUM_HELDOUT, split="heldout")  # the same for every seed

@@ -8,9 +8,18 @@ from pathlib import Path
 import pytest
 
 from agent_rl.demo.runner import run_demo
+from agent_rl.errors import ConfigError
 from agent_rl.record import read_dump
 from agent_rl.stats import tracker as stats_tracker
 from agent_rl.stats.jsonl import read_metrics
+
+
+def test_a_wrong_override_leaves_the_earlier_run_alone(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("seed: 1\n")
+    (tmp_path / "summary.json").write_text("{}")
+    with pytest.raises(ConfigError, match="no_such_key"):
+        run_demo(seed=1, out=tmp_path, overrides=["no_such_key=1"])
+    assert (tmp_path / "summary.json").exists()
 
 
 def test_the_demo_writes_what_it_promises(
