@@ -28,9 +28,11 @@ async def test_the_prompt_of_a_group_is_computed_once(
     engine: LocalEngine, model: LlamaForCausalLM, assert_fresh: Check
 ) -> None:
     """8 samples of 50 tokens: 49 computed, the last is the first decode step's input."""
-    responses = await asyncio.gather(
-        *(engine.agenerate(request(prompt(0, 50), 6)) for _ in range(8))
-    )
+    await engine.pause()  # all are queued before the first step
+    samples = [asyncio.create_task(engine.agenerate(request(prompt(0, 50), 6))) for _ in range(8)]
+    await asyncio.sleep(0)
+    await engine.resume()
+    responses = await asyncio.gather(*samples)
     assert engine.counters == EngineCounters(
         generated_tokens=48, prefill_tokens=49, reused_tokens=7 * 49, decode_steps=6
     )

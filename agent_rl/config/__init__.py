@@ -1,0 +1,43 @@
+"""All config models, and how a config is read: YAML file, then ``key=value`` overrides.
+
+Every section is frozen, every field has its line, unknown keys and values out of range raise
+ConfigError naming the key and the nearest valid one. Config is read at construction only.
+
+    config = load_config("ppo.yaml", ["rollout.group_size=4", "actor.optimizer.lr=2e-5"])
+"""
+
+from agent_rl.config.actor import ActorConfig, NormConfig, OptimizerConfig, RejectionSamplingConfig
+from agent_rl.config.engine import EngineConfig
+from agent_rl.config.load import load_config
+from agent_rl.config.ppo import EvaluatorConfig, PPOConfig, StepsConfig
+from agent_rl.config.rollout import AgentConfig, RolloutConfig
+from agent_rl.config.section import FolderName, Section, TimeoutS
+from agent_rl.config.stats import (
+    StatsLoggerConfig,
+    SwanLabConfig,
+    TensorBoardConfig,
+    TrackioConfig,
+    WandbConfig,
+)
+
+__all__ = [
+    "ActorConfig",
+    "AgentConfig",
+    "EngineConfig",
+    "EvaluatorConfig",
+    "FolderName",
+    "NormConfig",
+    "OptimizerConfig",
+    "PPOConfig",
+    "RejectionSamplingConfig",
+    "RolloutConfig",
+    "Section",
+    "StatsLoggerConfig",
+    "StepsConfig",
+    "SwanLabConfig",
+    "TensorBoardConfig",
+    "TimeoutS",
+    "TrackioConfig",
+    "WandbConfig",
+    "load_config",
+]

@@ -1,0 +1,173 @@
+"""``actor``: the policy, its loss and its optimizer."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from agent_rl.config.section import Section
+
+
+class OptimizerConfig(Section):
+    """actor.optimizer: AdamW and its schedule."""
+
+    lr: float = Field(2e-5, ge=0.0, description="peak learning rate")
+    weight_decay: float = Field(0.01, ge=0.0)
+    beta1: float = Field(0.9, ge=0.0, lt=1.0)
+    beta2: float = Field(0.999, ge=0.0, lt=1.0)
+    eps: float = Field(1e-8, gt=0.0)
+    gradient_clipping: float = Field(1.0, gt=0.0, description="maximum norm of the gradient")
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps_proportion: float = Field(0.001, ge=0.0, le=1.0)
+    min_lr_ratio: float = Field(0.0, ge=0.0, le=1.0)
+
+
+class NormConfig(Section):
+    """actor.reward_norm and actor.adv_norm (docs/guides/training.md has worked numbers)."""
+
+    mean_level: Literal["batch", "group"] | None = "batch"
+    mean_leave1out: bool = False
+    std_level: Literal["batch", "group"] | None = "batch"
+    std_unbiased: bool = True
+    eps: float = Field(1e-5, gt=0.0)
+
+    @property
+    def uses_group_statistics(self) -> bool:
+        return "group" in (self.mean_level, self.std_level)
+
+    @property
+    def uses_references(self) -> bool:
+        """Without a mean and a std nothing is shifted or scaled."""
+        return (self.mean_level, self.std_level) != (None, None)
+
+
+class RejectionSamplingConfig(Section):
+    """actor.rejection_sampling: bounds on proximal / behaviour, the decoupled loss's weight.
+
+    TIS: level=token, action=clamp. IcePop: level=token, action=mask, both bounds. MIS:
+    level=sequence, action=mask, agg=sum.
+    """
+
+    level: Literal["token", "sequence"] = Field(
+        "token", description="what is tested and weighted: each token, or each row as a whole"
+    )
+    action: Literal["mask", "clamp"] = Field(
+        "mask", description="mask: out of bounds is not trained; clamp: its weight is the bound"
+    )
+    metric: Literal["ratio", "kl_k1", "kl_k2", "kl_k3"] = Field(
+        "ratio", description="what the bounds are about; kl_*: of proximal against behaviour"
+    )
+    agg: Literal["mean", "sum", "max"] = Field(
+        "mean", description="how a row's tokens become one number; level=sequence only"
+    )
+    upper: float = 5.0
+    lower: float | None = Field(None, description="null: no lower bound")
+
+    @model_validator(mode="after")
+    def _bounds_fit_the_metric(self) -> RejectionSamplingConfig:
+        if self.lower is not None and self.lower > self.upper:
+            raise ValueError(f"lower={self.lower} is above upper={self.upper}")
+        if self.metric == "ratio":
+            if self.upper <= 1.0 or (self.lower is not None and self.lower <= 0.0):
+                raise ValueError("metric=ratio needs upper > 1 and lower > 0 (or null)")
+        elif self.action == "clamp":
+            raise ValueError("action=clamp needs metric=ratio: a KL bound is no weight")
+        elif self.metric in ("kl_k2", "kl_k3") and self.upper <= 0.0:
+            raise ValueError(f"metric={self.metric} is never negative; upper must be above 0")
+        return self
+
+
+class ActorConfig(Section):
+    """actor: the policy, its loss and its optimizer."""
+
+    path: str | None = Field(None, description="Hugging Face folder; null: tokenizer_path")
+    device: str | None = Field(None, description="null: cuda when there is one, else cpu")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the weights")
+    optimizer: OptimizerConfig = OptimizerConfig()
+    ppo_n_minibatches: int = Field(1, ge=1, description="optimizer steps for one batch")
+    max_tokens_per_mb: int = Field(
+        2048, ge=1, description="tokens of one forward pass; a longer row is a pass of its own"
+    )
+    tree_packing: Literal["auto", "off"] = Field(
+        "auto", description="auto: a prefix that rows share is computed once; off: rows apart"
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="keep layer inputs only and compute the rest again: less memory"
+    )
+    recompute_logprob: bool = Field(
+        False, description="ratios against the trainer's own log-probs, not the engine's"
+    )
+    use_decoupled_loss: bool = Field(
+        False, description="recompute_logprob, and weights proximal / behaviour on top"
+    )
+    rejection_sampling: RejectionSamplingConfig = RejectionSamplingConfig()
+    m2_threshold: float | None = Field(
+        None, gt=0.0, description="M2PO: limit of the mean squared log-ratio; null: off"
+    )
+    policy_loss: Literal["ppo", "cispo", "sapo"] = Field(
+        "ppo", description="ppo: clipped ratio; cispo: capped weight; sapo: soft gate"
+    )
+    importance_sampling_level: Literal["token", "sequence"] = Field(
+        "token", description="sequence: one ratio for each row (GSPO)"
+    )
+    loss_aggregation: Literal[
+        "token-mean",
+        "seq-mean-token-mean",
+        "seq-mean-token-sum",
+        "seq-mean-token-sum-norm",
+        "dr-grpo",
+        "rollout-mean",
+    ] = Field("token-mean", description="over what the token losses of a minibatch are averaged")
+    loss_horizon: int | None = Field(
+        None, ge=1, description="constant length that *-norm and dr-grpo divide by"
+    )
+    entropy_coef: float = Field(0.0, ge=0.0, description="bonus on the entropy of each token")
+    eps_clip: float = Field(0.2, gt=0.0)
+    eps_clip_higher: float | None = Field(None, gt=0.0, description="null: eps_clip")
+    c_clip: float | None = Field(None, gt=1.0, description="dual clip; null: off")
+    sapo_tau_pos: float = Field(1.0, gt=0.0, description="of the soft gate, advantage > 0")
+    sapo_tau_neg: float = Field(1.05, gt=0.0, description="of the soft gate, advantage <= 0")
+    overlong_reward_penalty: bool = Field(
+        False, description="a reward falls over the last overlong_tokens of max_new_tokens"
+    )
+    overlong_tokens: int | None = Field(None, ge=1)
+    overlong_penalty_factor: float | None = Field(None, gt=0.0)
+    max_new_tokens: int = Field(1024, ge=1, description="length limit of the overlong penalty")
+    reward_bias: float = 0.0
+    reward_scaling: float = 1.0
+    reward_clip: float = Field(20.0, gt=0.0)
+    reward_norm: NormConfig | None = Field(
+        default_factory=lambda: NormConfig(mean_level="group", std_level="group"),
+        description="GRPO by default: group mean and group std",
+    )
+    adv_norm: NormConfig | None = None
+    gamma: float = Field(1.0, ge=0.0, le=1.0)
+    gae_lambda: float = Field(1.0, ge=0.0, le=1.0)
+    min_usable_group_size: int | None = Field(
+        None, ge=1, description="null: 2 with group statistics, else 1"
+    )
+
+    @model_validator(mode="after")
+    def _no_option_without_effect(self) -> ActorConfig:
+        if self.overlong_reward_penalty and None in (
+            self.overlong_tokens,
+            self.overlong_penalty_factor,
+        ):
+            raise ValueError(
+                "overlong_reward_penalty needs overlong_tokens and overlong_penalty_factor"
+            )
+        needs_horizon = self.loss_aggregation in ("seq-mean-token-sum-norm", "dr-grpo")
+        if needs_horizon != (self.loss_horizon is not None):
+            raise ValueError(
+                "loss_horizon goes with loss_aggregation seq-mean-token-sum-norm or dr-grpo"
+            )
+        if self.m2_threshold is not None and not (
+            self.recompute_logprob or self.use_decoupled_loss
+        ):
+            raise ValueError("m2_threshold needs recompute_logprob or use_decoupled_loss")
+        if self.policy_loss == "sapo" and self.use_decoupled_loss:
+            raise ValueError("policy_loss=sapo has its own gate; use_decoupled_loss must be false")
+        if self.c_clip is not None and self.policy_loss != "ppo":
+            raise ValueError(f"c_clip has no effect with policy_loss={self.policy_loss}")
+        return self

@@ -1,0 +1,50 @@
+"""The whole config of a training run."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from agent_rl.config.actor import ActorConfig
+from agent_rl.config.engine import EngineConfig
+from agent_rl.config.rollout import RolloutConfig
+from agent_rl.config.section import FolderName, Section
+from agent_rl.config.stats import StatsLoggerConfig
+from agent_rl.types import GenerationConfig
+
+
+class StepsConfig(Section):
+    """saver, recover and evaluator: how often; whichever is due first. All null: never."""
+
+    freq_epochs: int | None = Field(None, ge=1)
+    freq_steps: int | None = Field(None, ge=1)
+    freq_secs: float | None = Field(None, gt=0)
+
+
+class EvaluatorConfig(StepsConfig):
+    """evaluator."""
+
+    eval_before_train: bool = Field(False, description="evaluate once before the first step")
+
+
+class PPOConfig(Section):
+    """The config of ``PPOTrainer``."""
+
+    experiment_name: FolderName = Field("agent_rl", min_length=1)
+    trial_name: FolderName = Field("trial", description="may be empty: no folder of its own")
+    fileroot: str = Field(
+        "runs", description="the run is written to {fileroot}/{experiment_name}/{trial_name}"
+    )
+    seed: int = 1
+    total_train_epochs: int = Field(1, ge=1)
+    total_train_steps: int | None = Field(None, ge=1, description="null: by epochs")
+    tokenizer_path: str = Field("", description="Hugging Face folder of model and tokenizer")
+    gconfig: GenerationConfig = GenerationConfig()
+    eval_gconfig: GenerationConfig | None = Field(None, description="null: greedy gconfig")
+    rollout: RolloutConfig = RolloutConfig()
+    engine: EngineConfig = EngineConfig()
+    actor: ActorConfig = ActorConfig()
+    train_dataset: str | None = Field(None, description="JSONL or Parquet file")
+    valid_dataset: str | None = Field(None, description="JSONL or Parquet file")
+    saver: StepsConfig = StepsConfig()
+    evaluator: EvaluatorConfig = EvaluatorConfig()
+    stats_logger: StatsLoggerConfig = StatsLoggerConfig()

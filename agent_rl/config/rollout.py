@@ -1,0 +1,79 @@
+"""``rollout`` and ``rollout.agent``."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from agent_rl.config.section import Section, TimeoutS
+from agent_rl.types import ChatTemplateType, ExportStyle
+
+
+class AgentConfig(Section):
+    """rollout.agent: how an agent (``async def run``) becomes an episode."""
+
+    export_style: ExportStyle = Field(
+        "individual", description="one row per interaction, or concat: one per leaf path"
+    )
+    turn_discount: float = Field(
+        1.0, ge=0.0, le=1.0, description="carries a later interaction's reward back"
+    )
+    chat_template_type: ChatTemplateType = Field(
+        "hf", description="hf: render each turn; concat: extend the parent's ids"
+    )
+    tool_call_parser: str = Field("auto", description="name of the tool-call format")
+    reasoning_parser: str = Field("auto", description="name of the reasoning format")
+    engine_max_tokens: int | None = Field(
+        None, gt=0, description="cap on prompt and completion tokens of one call"
+    )
+    max_requests: int | None = Field(
+        64, gt=0, description="model calls one episode may make; null is no limit"
+    )
+    on_agent_error: Literal["drop", "zero", "keep"] = Field(
+        "drop",
+        description="an agent that raises: drop its turns, use them with a last reward of 0, or "
+        "keep the rewards that were set",
+    )
+
+    @model_validator(mode="after")
+    def _concat_needs_concat(self) -> AgentConfig:
+        if self.export_style == "concat" and self.chat_template_type != "concat":
+            raise ValueError(
+                "export_style=concat needs chat_template_type=concat, so that each prompt extends "
+                "the ids of its parent"
+            )
+        return self
+
+
+class RolloutConfig(Section):
+    """rollout: how episodes are collected."""
+
+    group_size: int = Field(1, ge=1, description="episodes per datum that share a baseline")
+    drop_incomplete_group: bool = Field(
+        False, description="one unusable episode makes the whole group unusable"
+    )
+    reward_normalization: bool = Field(
+        False, description="rewards of interactions become (reward - group mean) / group std"
+    )
+    reward_normalization_use_std: bool = Field(True, description="false: only subtract the mean")
+    consumer_batch_size: int = Field(8, ge=1, description="groups in one training batch")
+    max_concurrent_rollouts: int | None = Field(
+        None, ge=1, description="groups running at once; null: consumer_batch_size"
+    )
+    max_head_offpolicyness: int = Field(
+        0, ge=0, description="versions that collection may run ahead of training; 0: synchronous"
+    )
+    queue_size: int | None = Field(
+        None, ge=1, description="groups that submit() lets wait; null: 16 max_concurrent_rollouts"
+    )
+    episode_timeout_s: TimeoutS = Field(600.0, description="deadline of one episode; null: none")
+    on_error: Literal["reject", "raise"] = Field(
+        "reject", description="reject: a failed episode costs its own sample; raise: stop"
+    )
+    dump_to_file: bool = Field(False, description="write every trajectory as JSON lines")
+    fileroot: str | None = Field(None, description="folder of the dump; null: the run's folder")
+    tokenizer_path: str | None = Field(
+        None, description="of agents and of the dump; null: the top tokenizer_path"
+    )
+    agent: AgentConfig = AgentConfig()

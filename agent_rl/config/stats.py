@@ -1,0 +1,73 @@
+"""``stats_logger`` and its sinks."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from agent_rl.config.section import Section
+
+
+class TensorBoardConfig(Section):
+    """stats_logger.tensorboard."""
+
+    path: str | None = Field(None, description="folder of the event files; null: off")
+
+
+class WandbConfig(Section):
+    """stats_logger.wandb."""
+
+    mode: Literal["online", "offline", "shared", "disabled"] = "disabled"
+    base_url: str | None = Field(None, description="null: WANDB_BASE_URL, else the public service")
+    api_key: str | None = Field(None, repr=False, description="null: WANDB_API_KEY or a login")
+    entity: str | None = Field(None, description="user or team that owns the run")
+    project: str | None = Field(None, description="null: experiment_name")
+    name: str | None = Field(None, description="null: trial_name")
+    job_type: str | None = None
+    group: str | None = Field(None, description="null: {experiment_name}_{trial_name}")
+    notes: str | None = None
+    tags: tuple[str, ...] = ()
+    id_suffix: str = Field(
+        "train",
+        min_length=1,
+        description="last part of the run's id; timestamp: the time, so every start is a new run",
+    )
+
+
+class SwanLabConfig(Section):
+    """stats_logger.swanlab."""
+
+    mode: Literal["cloud", "local", "offline", "disabled"] = "disabled"
+    api_key: str | None = Field(None, repr=False, description="null: SWANLAB_API_KEY or a login")
+    project: str | None = Field(None, description="null: experiment_name")
+    name: str | None = Field(None, description="null: {trial_name}_train")
+
+
+class TrackioConfig(Section):
+    """stats_logger.trackio."""
+
+    mode: Literal["online", "local", "disabled"] = "disabled"
+    project: str | None = Field(None, description="null: experiment_name")
+    name: str | None = Field(None, description="null: trial_name")
+    space_id: str | None = Field(None, description="the Space of mode online")
+
+    @model_validator(mode="after")
+    def _online_needs_a_space(self) -> TrackioConfig:
+        if self.mode == "online" and self.space_id is None:
+            raise ValueError("mode=online needs space_id; mode=local keeps the run on this machine")
+        return self
+
+
+class StatsLoggerConfig(Section):
+    """stats_logger: where metrics go. A sink that fails is reported once and stops nothing."""
+
+    console: bool = Field(True, description="print a table after each step")
+    jsonl: bool = Field(True, description="append every step to metrics.jsonl")
+    tensorboard: TensorBoardConfig = TensorBoardConfig()
+    wandb: WandbConfig = WandbConfig()
+    swanlab: SwanLabConfig = SwanLabConfig()
+    trackio: TrackioConfig = TrackioConfig()
+    close_timeout_s: float = Field(
+        15.0, gt=0.0, description="how long the end of a run waits for sinks that still send"
+    )
