@@ -6,7 +6,13 @@ ConfigError naming the key and the nearest valid one. Config is read at construc
     config = load_config("ppo.yaml", ["rollout.group_size=4", "actor.optimizer.lr=2e-5"])
 """
 
-from agent_rl.config.actor import ActorConfig, NormConfig, OptimizerConfig, RejectionSamplingConfig
+from agent_rl.config.actor import (
+    ActorConfig,
+    DistillationConfig,
+    NormConfig,
+    OptimizerConfig,
+    RejectionSamplingConfig,
+)
 from agent_rl.config.engine import EngineConfig
 from agent_rl.config.load import load_config
 from agent_rl.config.ppo import EvaluatorConfig, PPOConfig, StepsConfig
@@ -23,6 +29,7 @@ from agent_rl.config.stats import (
 __all__ = [
     "ActorConfig",
     "AgentConfig",
+    "DistillationConfig",
     "EngineConfig",
     "EvaluatorConfig",
     "FolderName",

@@ -78,6 +78,17 @@ class RejectionSamplingConfig(Section):
         return self
 
 
+class DistillationConfig(Section):
+    """actor.distillation: learn from a teacher that scored the sampled tokens.
+
+    Rows without ``teacher_logprobs`` (online/, or a workflow of yours) have no such term.
+    """
+
+    weight: float = Field(
+        0.0, ge=0.0, description="of teacher - proximal log-prob in the advantage; 0: off"
+    )
+
+
 class ActorConfig(Section):
     """actor: the policy, its loss and its optimizer."""
 
@@ -142,6 +153,8 @@ class ActorConfig(Section):
         description="GRPO by default: group mean and group std",
     )
     adv_norm: NormConfig | None = None
+    reward_weight: float = Field(1.0, ge=0.0, description="of the reward's advantage")
+    distillation: DistillationConfig = DistillationConfig()
     gamma: float = Field(1.0, ge=0.0, le=1.0)
     gae_lambda: float = Field(1.0, ge=0.0, le=1.0)
     min_usable_group_size: int | None = Field(

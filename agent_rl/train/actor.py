@@ -32,13 +32,14 @@ class UpdateReport:
     """``num_skipped`` steps had nothing to train on, or a gradient that was not finite.
 
     ``num_computed_tokens`` went through the model: fewer than the batch holds where rows share
-    prefixes.
+    prefixes. ``tokens`` is what the update learnt about each token of the batch.
     """
 
     num_steps: int
     num_skipped: int
     num_trained_tokens: int
     num_computed_tokens: int
+    tokens: TokenRecord
 
 
 class Actor:
@@ -65,13 +66,14 @@ class Actor:
         """[T] float64 advantages, 0 off the mask.
 
         Overlong penalty -> (reward + bias) * scaling, clipped -> reward_norm -> GAE without a
-        critic (the reward, discounted by gamma * lambda) -> adv_norm.
+        critic (the reward, discounted by gamma * lambda) -> adv_norm -> reward_weight. A teacher's
+        part is added per token in the update: it needs the proximal log-probs.
 
         Raises:
             WorkflowContractError: reward_norm needs one reward per logical rollout and a rollout
                 has several and no ``rollout_reward``.
         """
-        config, mask, rows = self.config, batch.loss_mask, batch.rows
+        config, mask, rows = self.config, batch.rewarded, batch.rows
         penalized = batch.rewards + self._penalty(batch)
         rewards = self._shape_reward(penalized)
         if config.reward_norm is not None and config.reward_norm.uses_references:
@@ -99,7 +101,7 @@ class Actor:
                 torch.tensor([group.num_rollouts for group in batch.meta.rollout_groups]),
                 config.adv_norm,
             )
-        return advantages
+        return config.reward_weight * advantages
 
     def update(self, batch: Batch) -> UpdateReport:
         """One pass over the batch in ``ppo_n_minibatches`` optimizer steps.
@@ -110,6 +112,8 @@ class Actor:
             WorkflowContractError: see ``compute_advantages``; or the config needs behaviour
                 log-probs and the batch has none.
         """
+        if not self.config.distillation.weight:
+            batch = batch.without_teacher()
         advantages = self.compute_advantages(batch)
         metrics.record_batch(batch, advantages, self.config)
         tokens = metrics.TokenRecord.empty(
@@ -131,6 +135,7 @@ class Actor:
             num_skipped=sum(not step.is_successful for step in steps),
             num_trained_tokens=int(batch.loss_mask.sum()),
             num_computed_tokens=sum(step.num_computed_tokens for step in steps),
+            tokens=tokens,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -248,6 +253,11 @@ class Actor:
         old = new.detach() if proximal is None else proximal[here]
         mask = torch.ones_like(here, dtype=torch.bool)
         rows = micro_batch.rows
+        if batch.teacher is not None:
+            teacher = batch.teacher.logprobs.to(here.device)[here]
+            tokens.advantages[here] += config.distillation.weight * (
+                advantage.distillation_advantage(teacher, old, torch.isfinite(teacher))
+            )
         policy = self._policy_loss(new, old, tokens.advantages[here], mask, rows)
         losses = policy.loss
         if config.use_decoupled_loss:

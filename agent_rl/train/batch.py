@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from agent_rl.errors import WorkflowContractError
-from agent_rl.train import tree
+from agent_rl.train import teacher, tree
+from agent_rl.train.teacher import Teacher
 from agent_rl.types import RolloutGroup, TensorDict, TrajBatchMeta
 
 _PER_TOKEN = ("attention_mask", "loss_mask", "logprobs", "versions", "temperatures")
@@ -26,13 +27,17 @@ _PER_TOKEN = ("attention_mask", "loss_mask", "logprobs", "versions", "temperatur
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """``R`` rows with ``T`` tokens in all. A row whose reward is not finite has an empty mask."""
+    """``R`` rows with ``T`` tokens in all.
+
+    A row whose reward is not finite is trained where a teacher speaks, and nowhere else.
+    """
 
     token_ids: Tensor  # [T] int64
     loss_mask: Tensor  # [T] bool
     logprobs: Tensor | None  # [T] float32, behaviour log-probs
     versions: Tensor | None  # [T] int64
     temperatures: Tensor | None  # [T] float32, that logprobs are stated under; 1 off the mask
+    teacher: Teacher | None
     rewards: Tensor  # [R] float64; nan: not known
     lengths: tuple[int, ...]
     meta: TrajBatchMeta
@@ -42,7 +47,8 @@ class Batch:
         """Merge trajectories in order; padding on either side of a row is left out.
 
         Keys: input_ids, attention_mask, loss_mask [rows, S] and rewards [rows]; optional are
-        logprobs, versions, temperatures [rows, S] and rollout_group.
+        logprobs, versions, temperatures, teacher_logprobs [rows, S], teacher_topk_ids and
+        teacher_topk_logprobs [rows, S, k], and rollout_group.
 
         Raises:
             WorkflowContractError: a key is missing or has a wrong shape, a trained token has no
@@ -51,7 +57,7 @@ class Batch:
         if not trajectories:
             raise WorkflowContractError("a batch needs at least one trajectory")
         checked = [_checked(trajectory) for trajectory in trajectories]
-        keys = {frozenset(tensors) for tensors, _ in checked}
+        keys = {frozenset(tensors).difference(teacher.KEYS) for tensors, _ in checked}
         if len(keys) > 1:
             raise WorkflowContractError(
                 "trajectories of one batch must have the same keys; got "
@@ -68,7 +74,10 @@ class Batch:
         lengths = tuple(int(n) for mask in attended for n in mask.sum(1))
         rewards = torch.cat([tensors["rewards"] for tensors, _ in checked]).double()
         known = torch.isfinite(rewards)
-        mask = packed["loss_mask"].bool() & _per_token(known, lengths)
+        mask = packed["loss_mask"].bool()
+        taught = teacher.join_teachers([tensors for tensors, _ in checked], attended, mask)
+        is_taught = torch.zeros_like(mask) if taught is None else taught.is_known
+        mask &= _per_token(known, lengths) | is_taught
         _check_first_tokens(mask, lengths)
         return cls(
             token_ids=packed["input_ids"].long(),
@@ -76,6 +85,7 @@ class Batch:
             logprobs=_behaviour(packed.get("logprobs"), mask),
             versions=_masked(packed.get("versions"), mask, -1),
             temperatures=_temperatures(packed.get("temperatures"), mask),
+            teacher=taught,
             rewards=torch.where(known, rewards, torch.nan),
             lengths=lengths,
             meta=TrajBatchMeta(
@@ -114,6 +124,15 @@ class Batch:
         """[R] the trajectory (one prompt's group) of each row."""
         sizes = torch.tensor(self.meta.traj_group_sizes)
         return torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+
+    @property
+    def rewarded(self) -> Tensor:
+        """[T] trained tokens of rows with a known reward."""
+        return self.loss_mask & self.to_tokens(torch.isfinite(self.rewards))
+
+    def without_teacher(self) -> Batch:
+        """As if no trajectory had a teacher."""
+        return replace(self, teacher=None, loss_mask=self.rewarded)
 
     def to_tokens(self, per_row: Tensor) -> Tensor:
         """[R] -> [T]."""
@@ -276,7 +295,7 @@ def _checked(trajectory: TensorDict) -> tuple[dict[str, Tensor], RolloutGroup]:
     """The tensors of one trajectory and its group; without a group each row is a rollout."""
     tensors = {
         key: value.detach().cpu()
-        for key in ("input_ids", *_PER_TOKEN, "rewards")
+        for key in ("input_ids", *_PER_TOKEN, *teacher.KEYS, "rewards")
         if isinstance(value := trajectory.get(key), Tensor)
     }
     for key in ("input_ids", "attention_mask", "loss_mask", "rewards"):
@@ -289,7 +308,7 @@ def _checked(trajectory: TensorDict) -> tuple[dict[str, Tensor], RolloutGroup]:
         key: (shape[0],) if key == "rewards" else tuple(shape) for key in tensors
     }
     for key, value in tensors.items():
-        if tuple(value.shape) != expected[key]:
+        if key not in teacher.KEYS and tuple(value.shape) != expected[key]:
             raise WorkflowContractError(
                 f"{key} must have the shape {expected[key]}, got {tuple(value.shape)}"
             )
