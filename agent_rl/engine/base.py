@@ -7,10 +7,10 @@ iterator of ``astream`` frees the slot.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from agent_rl.types import GenerationConfig, ModelRequest, ModelResponse, TokenDelta
 
@@ -74,6 +74,29 @@ class InferenceEngine(Protocol):
 
     async def close(self) -> None:
         """Fail what is running with EngineError, free memory and threads. May be called twice."""
+
+
+@runtime_checkable
+class ScoringEngine(Protocol):
+    """What an engine may offer beside sampling: log-probs of ids that are already there."""
+
+    async def score(
+        self, input_ids: Sequence[int], num_scored: int, *, temperature: float = 1.0
+    ) -> tuple[float, ...]:
+        """Log-probs of the last ``num_scored`` ids, each given all before it.
+
+        ids [5, 6, 7, 8], num_scored 2 -> log p(7 | 5 6), log p(8 | 5 6 7).
+
+        Raises:
+            ValueError: ``num_scored`` is not between 1 and the number of ids minus one.
+            ContextLengthError: more ids than the context holds.
+            EngineError: the engine is closed or broke down.
+        """
+
+    async def score_top(
+        self, input_ids: Sequence[int], num_scored: int, num_top: int, *, temperature: float = 1.0
+    ) -> tuple[tuple[tuple[int, float], ...], ...]:
+        """At the same places, the ``num_top`` most likely ids with their log-probs, in order."""
 
 
 def token_budget(gconfig: GenerationConfig, num_prompt_tokens: int, max_seq_len: int) -> int:

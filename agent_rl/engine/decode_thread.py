@@ -17,6 +17,7 @@ from contextlib import contextmanager
 import torch
 
 from agent_rl.engine.decoder import Decoder
+from agent_rl.engine.scoring import ScoreJob
 from agent_rl.engine.sequence import Sequence
 from agent_rl.errors import EngineError
 
@@ -26,6 +27,7 @@ class DecodeThread:
         self.version = 0
         self._decoder = decoder
         self._waiting: deque[Sequence] = deque()
+        self._jobs: deque[ScoreJob] = deque()
         self._aborted_rids: set[str] = set()
         self._on_idle: list[Callable[[], None]] = []
         self._changed = threading.Condition()
@@ -40,14 +42,23 @@ class DecodeThread:
     def submit(self, sequence: Sequence) -> None:
         """Raises EngineError when the thread is closed or broke down."""
         with self._changed:
-            if not self.is_healthy:
-                raise self._error()
+            self._start()
             self._waiting.append(sequence)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="decode", daemon=True)
-                self._thread.start()
-                _LIVE.add(self)
-            self._changed.notify_all()
+
+    def score(self, job: ScoreJob) -> None:
+        """Compute it between two decode steps, one job at a time. Raises as ``submit``."""
+        with self._changed:
+            self._start()
+            self._jobs.append(job)
+
+    def _start(self) -> None:
+        if not self.is_healthy:
+            raise self._error()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="decode", daemon=True)
+            self._thread.start()
+            _LIVE.add(self)
+        self._changed.notify_all()
 
     def withdraw(self, sequence: Sequence) -> None:
         """Nobody waits for it any more; its slot is free at the next boundary."""
@@ -130,13 +141,15 @@ class DecodeThread:
                 self._start_over_if_stale()
                 self._let_go()
                 is_held = self._is_paused or self._num_holds > 0
-                if not is_held and (self._waiting or self._decoder.running):
+                if not is_held and (self._waiting or self._decoder.running or self._jobs):
                     self._is_computing = True
                     return self.version
                 self._changed.wait()
             return None
 
     def _compute(self, version: int) -> None:
+        if self._jobs:
+            self._run_job(self._jobs.popleft())
         with self._changed:
             first = list(self._waiting)[: self._decoder.num_free]
         admitted = self._decoder.admit(first)
@@ -144,6 +157,14 @@ class DecodeThread:
             for sequence in admitted:
                 self._waiting.remove(sequence)
         self._decoder.step(version)
+
+    def _run_job(self, job: ScoreJob) -> None:
+        if not job.result.set_running_or_notify_cancel():
+            return
+        try:
+            job.result.set_result(self._decoder.score(job))
+        except RuntimeError as error:  # torch's, out of memory too: this job's own failure
+            job.result.set_exception(EngineError(f"scoring failed: {error}"))
 
     def _start_over_if_stale(self) -> None:
         if self._is_stale:
@@ -167,7 +188,11 @@ class DecodeThread:
         with self._changed:
             for sequence in (*self._waiting, *self._decoder.running):
                 sequence.mailbox.put(self._error())
+            for job in self._jobs:
+                if job.result.set_running_or_notify_cancel():
+                    job.result.set_exception(self._error())
             self._waiting.clear()
+            self._jobs.clear()
             self._decoder.drop()
             self._become_idle()
 

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from agent_rl.engine.kv_cache import SlotCache
 from agent_rl.engine.matcher import forbidden_tokens
 from agent_rl.engine.sampling import SamplingPlan, plan_sampling, sample
+from agent_rl.engine.scoring import ScoredToken, ScoreJob, read_scores
 from agent_rl.engine.sequence import SampledToken, Sequence
 from agent_rl.engine.slots import SlotTable
 from agent_rl.errors import EngineError, RequestError
@@ -59,6 +60,7 @@ class Decoder:
         # Transformers 5.2x renamed the argument; both names are in use.
         names = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in names else "past_key_values"
+        self._max_seq_len = max_seq_len
         self._cache = SlotCache(num_slots=max_batch_size, max_len=max_seq_len)
         self._table = SlotTable(self._cache, max_batch_size)
         self._plan: SamplingPlan | None = None
@@ -97,6 +99,18 @@ class Decoder:
             self._prefill(missing)
         elif self.running:
             self._decode(version)
+
+    def score(self, job: ScoreJob) -> list[ScoredToken]:
+        """Beside the running sequences, in a slot of its own that is gone afterwards."""
+        cache = SlotCache(num_slots=1, max_len=self._max_seq_len)
+        ids, scores = job.input_ids, []
+        for start, end, num_scored in job.chunks():
+            places = list(range(start, end))
+            logits_1SV = self._logits(cache, [0], [list(ids[start:end])], [places], num_scored or 1)
+            if num_scored:
+                followers = ids[end - num_scored + 1 : end + 1]
+                scores += read_scores(logits_1SV[0], followers, job.temperature, job.num_top)
+        return scores
 
     def _prefill(self, slots: list[int]) -> None:
         """A row shorter than the longest repeats its last token at the same position.
@@ -161,13 +175,24 @@ class Decoder:
     def _forward(
         self, slots: Iterable[int], ids: list[list[int]], positions: list[list[int]]
     ) -> Tensor:
-        """Run tokens [B][T] at their positions; logits [B, V] after the last of each row.
+        """Run tokens [B][T] at their positions; logits [B, V] after the last of each row."""
+        return self._logits(self._cache, list(slots), ids, positions, 1)[:, -1]
+
+    def _logits(
+        self,
+        cache: SlotCache,
+        slots: list[int],
+        ids: list[list[int]],
+        positions: list[list[int]],
+        num_kept: int,
+    ) -> Tensor:
+        """Logits [B, num_kept, V] after the last tokens of each row.
 
         One rule masks everything: a token at position p sees the positions up to p of its slot.
         """
         inputs_BT, positions_BT = torch.tensor([ids, positions]).to(self._device)
         length = 1 + max(row[-1] for row in positions)
-        self._cache.aim(list(slots), positions_BT, length)
+        cache.aim(slots, positions_BT, length)
         is_hidden = torch.arange(length, device=self._device) > positions_BT[:, None, :, None]
         mask_B1TL = torch.zeros(is_hidden.shape, dtype=self._model.dtype, device=self._device)
         output = self._model(
@@ -175,11 +200,11 @@ class Decoder:
             position_ids=positions_BT,
             attention_mask=mask_B1TL.masked_fill_(is_hidden, -torch.inf),
             use_cache=True,
-            logits_to_keep=1,
-            **{self._cache_argument: self._cache},
+            logits_to_keep=num_kept,
+            **{self._cache_argument: cache},
         )
-        logits_BV: Tensor = output.logits[:, -1]
-        return logits_BV
+        logits_BKV: Tensor = output.logits
+        return logits_BKV
 
 
 def _similar_rows(counts: dict[int, int]) -> list[int]:

@@ -11,6 +11,7 @@ import copy
 import random
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import Sequence as Ids
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ from agent_rl.engine.loading import (
 )
 from agent_rl.engine.mailbox import Mailbox, call_on
 from agent_rl.engine.matcher import GrammarCompiler, Matcher, can_guide
+from agent_rl.engine.scoring import ScoredToken, ScoreJob
 from agent_rl.engine.sequence import Sequence
 from agent_rl.errors import ConfigError, ContextLengthError, RequestError
 from agent_rl.types import ModelRequest, ModelResponse
@@ -132,6 +134,33 @@ class LocalEngine:
                     return
         finally:
             self._thread.withdraw(sequence)
+
+    async def score(
+        self, input_ids: Ids[int], num_scored: int, *, temperature: float = 1.0
+    ) -> tuple[float, ...]:
+        """See ``ScoringEngine``."""
+        scores = await self._score(input_ids, num_scored, temperature, 0)
+        return tuple(score.logprob for score in scores)
+
+    async def score_top(
+        self, input_ids: Ids[int], num_scored: int, num_top: int, *, temperature: float = 1.0
+    ) -> tuple[tuple[tuple[int, float], ...], ...]:
+        """See ``ScoringEngine``."""
+        scores = await self._score(input_ids, num_scored, temperature, num_top)
+        return tuple(score.top_logprobs for score in scores)
+
+    async def _score(
+        self, input_ids: Ids[int], num_scored: int, temperature: float, num_top: int
+    ) -> list[ScoredToken]:
+        ids = tuple(input_ids)
+        self._check_ids("input_ids", ids)
+        if len(ids) > self.max_seq_len:
+            raise ContextLengthError(prompt_tokens=len(ids), limit=self.max_seq_len)
+        job = ScoreJob(
+            input_ids=ids, num_scored=num_scored, temperature=temperature, num_top=num_top
+        )
+        self._thread.score(job)
+        return await asyncio.wrap_future(job.result)
 
     async def abort(self, rid: str) -> None:
         self._thread.abort(rid)

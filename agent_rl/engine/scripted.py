@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from agent_rl.engine.base import StreamItem, WeightUpdate, token_budget
+from agent_rl.engine.scoring import ScoreJob
 from agent_rl.errors import ContextLengthError, EngineError
 from agent_rl.types import ModelRequest, ModelResponse, TokenDelta
 
@@ -80,7 +82,7 @@ class ScriptedEngine:
         count = len(fields["output_tokens"])
         defaults: dict[str, Any] = {
             "input_tokens": tuple(req.input_ids),
-            "output_logprobs": [round(-0.1 * (i + 1), 10) for i in range(count)],
+            "output_logprobs": _ruled_logprobs(count),
             "output_versions": [version] * count,
             "stop_reason": "stop",
             "latency_s": time.perf_counter() - start,
@@ -94,6 +96,25 @@ class ScriptedEngine:
         for token_id, logprob, version in zip(*per_token, strict=True):
             yield TokenDelta(token_ids=(token_id,), logprobs=(logprob,), versions=(version,))
         yield response
+
+    async def score(
+        self, input_ids: Sequence[int], num_scored: int, *, temperature: float = 1.0
+    ) -> tuple[float, ...]:
+        """By rule, like the log-probs of replies: -0.1, -0.2, -0.3."""
+        if self._is_closed:
+            raise EngineError("the engine is closed")
+        ScoreJob(input_ids=tuple(input_ids), num_scored=num_scored, temperature=temperature)
+        return _ruled_logprobs(num_scored)
+
+    async def score_top(
+        self, input_ids: Sequence[int], num_scored: int, num_top: int, *, temperature: float = 1.0
+    ) -> tuple[tuple[tuple[int, float], ...], ...]:
+        """The scored id first; of what it leaves, id 0 has a half, the next a quarter, ..."""
+        logprobs = await self.score(input_ids, num_scored, temperature=temperature)
+        return tuple(
+            _ruled_top(token_id, logprob, num_top)
+            for token_id, logprob in zip(input_ids[-num_scored:], logprobs, strict=True)
+        )
 
     async def abort(self, rid: str) -> None:
         self._end({"output_tokens": [], "stop_reason": "abort"}, rid)
@@ -171,6 +192,17 @@ class ScriptedEngine:
         if isinstance(reply, list | tuple):
             return {"output_tokens": list(reply)}
         raise EngineError(f"ScriptedEngine cannot use a reply of type {type(reply).__name__}")
+
+
+def _ruled_logprobs(count: int) -> tuple[float, ...]:
+    return tuple(round(-0.1 * (i + 1), 10) for i in range(count))
+
+
+def _ruled_top(token_id: int, logprob: float, count: int) -> tuple[tuple[int, float], ...]:
+    left = math.log1p(-math.exp(logprob))
+    others = [other for other in range(count) if other != token_id]
+    ranked = [(other, left - rank * math.log(2)) for rank, other in enumerate(others, start=1)]
+    return ((token_id, logprob), *ranked)[:count]
 
 
 async def _resolve(reply: Any, req: ModelRequest) -> Any:
