@@ -72,8 +72,36 @@ class NotSupportedError(RequestError):
     status = 404
 
 
+class RefusedError(RequestError):
+    """The gateway does not take a call: its key, session, size or the load; see ``status``.
+
+    With ``retry_after_s`` the same call may be taken later.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message, param=param, code=code)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
 class EngineError(AgentRLError, RuntimeError):
     """The engine failed or was closed; the request may be tried again elsewhere."""
+
+
+class ServerError(EngineError):
+    """One inference server is unreachable, broken or too slow; another may do better."""
+
+
+class ServerBusyError(ServerError):
+    """One inference server takes no more requests now (HTTP 429 or 503)."""
 
 
 class TokenError(AgentRLError, ValueError):
