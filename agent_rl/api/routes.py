@@ -7,7 +7,7 @@ become replies here; anything else is a bug and passes through.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -27,11 +27,14 @@ from agent_rl.api.session import Session
 from agent_rl.errors import AgentRLError, NotSupportedError, RequestError
 from agent_rl.types import JsonObject
 
+OnAccept: TypeAlias = Callable[[Sequence[JsonObject]], None]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
     """``body`` or, for a stream, ``events``: server-sent events as encoded bytes.
 
+    ``request_id`` is the id of the interaction, of choice 0 where there are several.
     ``is_final`` false: the same request may succeed when it is sent again.
     """
 
@@ -40,6 +43,7 @@ class Reply:
     events: EventStream | None = None
     request_id: str | None = None
     is_final: bool = True
+    retry_after_s: int | None = None
 
     @property
     def headers(self) -> dict[str, str]:
@@ -48,13 +52,29 @@ class Reply:
             headers["x-request-id"] = self.request_id
         if self.status >= 400 and self.is_final:
             headers["x-should-retry"] = "false"
+        if self.retry_after_s is not None:
+            headers["retry-after"] = str(self.retry_after_s)
         return headers
 
 
+def _nobody(messages: Sequence[JsonObject]) -> None:
+    pass
+
+
 async def answer(
-    session: Session, method: str, path: str, content: bytes, *, is_retry: bool = False
+    session: Session,
+    method: str,
+    path: str,
+    content: bytes | JsonObject,
+    *,
+    is_retry: bool = False,
+    on_accept: OnAccept = _nobody,
 ) -> Reply:
-    """``path`` without the version prefix: ``chat/completions``. A retry is no new call."""
+    """``path`` without the version prefix: ``chat/completions``. A retry is no new call.
+
+    ``content`` is the body, or the object already read from it. ``on_accept`` is called with the
+    messages in chat form when the request is valid and will be generated.
+    """
     try:
         if method == "GET":
             return _look_up(session, path)
@@ -63,10 +83,20 @@ async def answer(
             raise _unknown(method, path)
         if not is_retry:
             session.count_call()
-        return await generate(session, _parse(content))
+        body = content if isinstance(content, dict) else parse_body(content)
+        return await generate(session, body, on_accept)
     except AgentRLError as error:
-        failure = failure_of(error)
-        return Reply(status=failure.status, body=failure.body, is_final=failure.is_final)
+        return error_reply(error)
+
+
+def error_reply(error: AgentRLError) -> Reply:
+    failure = failure_of(error)
+    return Reply(
+        status=failure.status,
+        body=failure.body,
+        is_final=failure.is_final,
+        retry_after_s=failure.retry_after_s,
+    )
 
 
 def has_endpoint(method: str, path: str) -> bool:
@@ -92,22 +122,25 @@ def _unknown(method: str, path: str) -> NotSupportedError:
     )
 
 
-async def _chat(session: Session, body: JsonObject) -> Reply:
+async def _chat(session: Session, body: JsonObject, on_accept: OnAccept) -> Reply:
     request = read_chat_request(session, body)
+    on_accept(request.turn.messages)
     if request.is_streamed:
         return await _streamed(EventStream(chat_chunks(session, request), chat_event, end=_DONE))
     return _whole(await chat_completions(session, request.turn))
 
 
-async def _response(session: Session, body: JsonObject) -> Reply:
+async def _response(session: Session, body: JsonObject, on_accept: OnAccept) -> Reply:
     request = read_response_request(session, body)
+    on_accept(request.turn.messages)
     if request.is_streamed:
         return await _streamed(EventStream(response_events(session, request), response_event))
     return _whole(await create_response(session, request))
 
 
-async def _text(session: Session, body: JsonObject) -> Reply:
+async def _text(session: Session, body: JsonObject, on_accept: OnAccept) -> Reply:
     request = read_completion_request(session, body)
+    on_accept([message for turn in request.turns for message in turn.messages])
     if request.is_streamed:
         return await _streamed(EventStream(text_chunks(session, request), chat_event, end=_DONE))
     return _whole(await text_completions(session, request))
@@ -122,7 +155,8 @@ async def _streamed(events: EventStream) -> Reply:
     return Reply(events=events, request_id=first.get("response", first)["id"])
 
 
-def _parse(content: bytes) -> JsonObject:
+def parse_body(content: bytes) -> JsonObject:
+    """Raises RequestError for anything but a JSON object."""
     try:
         body = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -133,7 +167,7 @@ def _parse(content: bytes) -> JsonObject:
 
 
 _DONE = b"data: [DONE]\n\n"
-Generator: TypeAlias = Callable[[Session, JsonObject], Awaitable[Reply]]
+Generator: TypeAlias = Callable[[Session, JsonObject, OnAccept], Awaitable[Reply]]
 _GENERATORS: dict[str, Generator] = {
     "chat/completions": _chat,
     "completions": _text,
