@@ -165,6 +165,9 @@ class DecodeThread:
             job.result.set_result(self._decoder.score(job))
         except RuntimeError as error:  # torch's, out of memory too: this job's own failure
             job.result.set_exception(EngineError(f"scoring failed: {error}"))
+        except BaseException as error:  # it breaks the thread, and this caller must not wait on
+            job.result.set_exception(error)
+            raise
 
     def _start_over_if_stale(self) -> None:
         if self._is_stale:
