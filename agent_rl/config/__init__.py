@@ -14,8 +14,9 @@ from agent_rl.config.actor import (
     RejectionSamplingConfig,
 )
 from agent_rl.config.engine import EngineConfig
+from agent_rl.config.gateway import GatewayConfig
 from agent_rl.config.load import load_config
-from agent_rl.config.ppo import EvaluatorConfig, PPOConfig, StepsConfig
+from agent_rl.config.ppo import EvaluatorConfig, PPOConfig, RecoverConfig, StepsConfig
 from agent_rl.config.rollout import AgentConfig, RolloutConfig
 from agent_rl.config.section import FolderName, Section, TimeoutS
 from agent_rl.config.stats import (
@@ -33,9 +34,11 @@ __all__ = [
     "EngineConfig",
     "EvaluatorConfig",
     "FolderName",
+    "GatewayConfig",
     "NormConfig",
     "OptimizerConfig",
     "PPOConfig",
+    "RecoverConfig",
     "RejectionSamplingConfig",
     "RolloutConfig",
     "Section",

@@ -1,0 +1,76 @@
+"""``gateway``: where the server listens, who may call it, and what one client may use."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from agent_rl.config.section import Section, TimeoutS
+from agent_rl.types import ChatTemplateType
+
+
+def _header_safe(key: str) -> str:
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise ValueError("a key must be printable ASCII without spaces")
+    return key
+
+
+Key = Annotated[str, Field(min_length=1), AfterValidator(_header_safe)]
+
+
+class GatewayConfig(Section):
+    """gateway: the endpoints over TCP."""
+
+    host: str = Field(
+        "127.0.0.1", description="address to listen on; others than loopback need a key"
+    )
+    port: int = Field(0, ge=0, le=65535, description="0: any free port")
+    admin_key: Key | None = Field(
+        None, repr=False, description="opens and exports sessions; null: a random one"
+    )
+    api_key: Key | None = Field(
+        None, repr=False, description="for requests without a session's key; null: a random one"
+    )
+    user_keys: dict[str, Key] = Field(
+        default_factory=dict,
+        repr=False,
+        description="user id -> key, each with sessions of its own",
+    )
+    model: str = Field("default", description="the id that /v1/models shows")
+    unmarked_turns: Literal["auto", "main", "side"] = Field(
+        "auto",
+        description="type of a turn without X-Turn-Type; auto: main where there is a session",
+    )
+    chat_template_type: ChatTemplateType = Field(
+        "hf", description="hf: render each turn; concat: extend the parent's ids"
+    )
+    tool_call_parser: str = Field("auto", description="name of the tool-call format")
+    reasoning_parser: str = Field("auto", description="name of the reasoning format")
+    engine_max_tokens: int | None = Field(
+        None, gt=0, description="cap on prompt and completion tokens of one call"
+    )
+    max_sessions: int = Field(1024, ge=1, description="open sessions; one more is answered 429")
+    session_timeout_s: TimeoutS = Field(
+        3600.0, description="a session without calls for so long is ended, an ended one dropped"
+    )
+    max_requests: int | None = Field(
+        None, gt=0, description="model calls in one session; null: no limit"
+    )
+    max_concurrent_requests: int = Field(
+        64, ge=1, description="calls of one session at a time; one more is answered 429"
+    )
+    max_requests_per_minute: int | None = Field(
+        None, gt=0, description="calls of one session in any minute; null: no limit"
+    )
+    max_body_bytes: int = Field(16 << 20, ge=1, description="larger bodies are answered 413")
+    max_header_bytes: int = Field(32 << 10, ge=1024, description="larger heads are answered 400")
+    read_timeout_s: float = Field(
+        30.0, gt=0, description="how long a client may take to send its request"
+    )
+    write_timeout_s: float = Field(
+        60.0, gt=0, description="how long a client may take to accept bytes before its call ends"
+    )
+    shutdown_timeout_s: float = Field(
+        5.0, gt=0, description="how long close() waits for the calls that run"
+    )

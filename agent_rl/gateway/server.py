@@ -1,0 +1,155 @@
+"""Gateway: the endpoints of ``api/`` on a TCP port, on the running event loop or in a thread.
+
+``start`` binds, ``close`` lets the calls that run finish for a while and then ends them. The engine
+is not the gateway's: closing the one does not close the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from agent_rl.api.session import Session
+from agent_rl.config import GatewayConfig
+from agent_rl.engine.base import InferenceEngine
+from agent_rl.errors import ConfigError
+from agent_rl.gateway.app import GatewayApp
+from agent_rl.gateway.listener import TurnListener
+from agent_rl.gateway.serving import CallServer
+from agent_rl.gateway.sessions import Door, Sessions
+from agent_rl.tokens.format import ChatFormat
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# Longer than clients keep idle connections: the client closes them, so none dies under a request.
+_KEEP_ALIVE_S = 75
+
+
+class Gateway:
+    """Serves sessions over TCP.
+
+    gateway = Gateway(engine, tokenizer, GatewayConfig(port=8000))
+    with gateway.run_in_thread():
+        print(gateway.base_url)
+    """
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        tokenizer: PreTrainedTokenizerBase,
+        config: GatewayConfig | None = None,
+        *,
+        listener: TurnListener | None = None,
+    ) -> None:
+        self.config = config or GatewayConfig()
+        _check_exposure(self.config)
+        self._format = ChatFormat.of(
+            tokenizer,
+            tool_call_parser=self.config.tool_call_parser,
+            reasoning_parser=self.config.reasoning_parser,
+        )
+        self._engine = engine
+        self._sessions = Sessions()
+        calls = CallServer(self.config, self._sessions, listener)
+        self.app = GatewayApp(calls, write_timeout_s=self.config.write_timeout_s)
+        self._server: uvicorn.Server | None = None
+        self._socket: socket.socket | None = None
+
+    @property
+    def base_url(self) -> str:
+        """Of the OpenAI endpoints: ``http://127.0.0.1:8000/v1``. Raises before ``start``."""
+        return f"{self._root_url}/v1"
+
+    @property
+    def _root_url(self) -> str:
+        if self._socket is None:
+            raise RuntimeError("the gateway has no address yet: await gateway.start() first")
+        host, port = self._socket.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def attach(self, session: Session) -> Door:
+        """Serve an existing session, such as a client's own, until ``detach``."""
+        live, key = self._sessions.attach(session)
+        url = f"{self._root_url}/s/{live.session_id}/v1"
+        return Door(session_id=live.session_id, base_url=url, api_key=key)
+
+    def detach(self, session_id: str) -> None:
+        """Its key is unknown from now on; calls that run go on. Unknown ids do nothing."""
+        self._sessions.detach(session_id)
+
+    async def start(self) -> None:
+        """Raises ConfigError when the address cannot be bound."""
+        if self._server is not None:
+            raise RuntimeError("the gateway was started before; make a new one")
+        self._socket = _bind(self.config.host, self.config.port)
+        server_config = uvicorn.Config(
+            self.app,
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=self.config.shutdown_timeout_s,  # type: ignore[arg-type]
+        )
+        server_config.load()
+        self._server = uvicorn.Server(server_config)
+        self._server.lifespan = server_config.lifespan_class(server_config)
+        await self._server.startup(sockets=[self._socket])
+
+    async def close(self) -> None:
+        """Safe to call twice, and before ``start``."""
+        if self._server is not None and self._server.started:
+            self._server.started = False
+            await self._server.shutdown()
+
+    @contextmanager
+    def run_in_thread(self) -> Iterator[Gateway]:
+        """Serve on an event loop in a thread of its own while the block runs."""
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, name="agent-rl-gateway", daemon=True)
+        thread.start()
+        try:
+            asyncio.run_coroutine_threadsafe(self.start(), loop).result()
+            try:
+                yield self
+            finally:
+                asyncio.run_coroutine_threadsafe(self.close(), loop).result()
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
+
+
+def _check_exposure(config: GatewayConfig) -> None:
+    """Only a key that somebody chose may guard an address that others can reach."""
+    has_key = config.admin_key or config.api_key or config.user_keys
+    if not has_key and not is_loopback(config.host):
+        raise ConfigError(
+            f"gateway.host is {config.host!r}, which other machines can reach, and no key is set; "
+            "set gateway.admin_key or gateway.api_key, or use 127.0.0.1"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(f"gateway cannot listen on {host}:{port}: {error}") from error

@@ -1,0 +1,167 @@
+"""HTTP as this package sees it: the head of a request, its body, and the bytes of the reply.
+
+Built straight on ASGI, because a web framework's request objects cost more than a whole turn of
+ours does. Nothing is buffered: each event of a stream leaves when it is there. It knows no
+sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from agent_rl.api.routes import Reply
+from agent_rl.errors import RefusedError
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_ID = re.compile(r"[A-Za-z0-9._~:@+-]{1,200}")
+
+
+class ClientGoneError(Exception):
+    """The client hung up, or accepts no more bytes: nobody waits for an answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """``path`` without the session's prefix and the version: ``chat/completions``.
+
+    ``session_id`` is the one that the URL or X-Session-Id names, if any.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[bytes, bytes]
+    session_id: str | None
+
+    def header(self, name: bytes) -> str | None:
+        value = self.headers.get(name)
+        return None if value is None else value.decode("latin-1").strip()
+
+    @property
+    def key(self) -> str | None:
+        """What stands behind ``Authorization: Bearer``, or in ``x-api-key``."""
+        scheme, _, key = (self.header(b"authorization") or "").partition(" ")
+        if scheme.lower() == "bearer" and key:
+            return key
+        return self.header(b"x-api-key") or None
+
+
+def read_head(scope: Scope) -> Head:
+    """Raises RefusedError (400) for a session id that is none, or two different ones."""
+    headers = dict(scope["headers"])
+    path: str = scope["path"].lstrip("/")
+    session_id = None
+    if path.startswith("s/"):
+        _, session_id, path = (*path.split("/", 2), "")[:3]
+    # A base URL for one SDK ends in /v1 and for another it does not; both get here.
+    while path.startswith("v1/"):
+        path = path[3:]
+    named = headers.get(b"x-session-id")
+    if named is not None:
+        name = named.decode("latin-1").strip()
+        if session_id is not None and name != session_id:
+            raise RefusedError(
+                400, "X-Session-Id names another session than the URL", param="X-Session-Id"
+            )
+        session_id = name
+    if session_id is not None:
+        check_id(session_id, "the session id")
+    return Head(method=scope["method"], path=path, headers=headers, session_id=session_id)
+
+
+def check_id(value: object, what: str) -> str:
+    """Ids become parts of URLs and keys of tables; an id that could be a path is none."""
+    if not isinstance(value, str) or not _ID.fullmatch(value) or value.strip(".") == "":
+        raise RefusedError(
+            400,
+            f"{what} {str(value)[:40]!r} must be 1 to 200 letters, digits or . _ ~ : @ + -",
+            code="invalid_id",
+        )
+    return value
+
+
+class Channel:
+    """One request's way in and out."""
+
+    def __init__(self, receive: Receive, send: Send, *, write_timeout_s: float) -> None:
+        self._receive = receive
+        self._send = send
+        self._write_timeout_s = write_timeout_s
+
+    async def body(self, head: Head, *, max_bytes: int, timeout_s: float) -> bytes:
+        """Raises RefusedError: 413 for too many bytes, 408 for too slow ones."""
+        announced = head.headers.get(b"content-length", b"0")
+        parts = []
+        size = int(announced) if announced.isdigit() else 0
+        try:
+            async with asyncio.timeout(timeout_s):
+                received, is_whole = 0, False
+                while not is_whole and max(size, received) <= max_bytes:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGoneError
+                    parts.append(message.get("body", b""))
+                    received += len(parts[-1])
+                    is_whole = not message.get("more_body", False)
+        except TimeoutError:
+            raise RefusedError(408, f"the body did not arrive within {timeout_s:g} s") from None
+        if max(size, received) > max_bytes:
+            raise RefusedError(
+                413, f"the body is larger than max_body_bytes={max_bytes}", code="body_too_large"
+            )
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    @asynccontextmanager
+    async def until_gone(self) -> AsyncIterator[None]:
+        """The block is cancelled, and ClientGoneError raised, as soon as the client hangs up."""
+        task = asyncio.current_task()
+        assert task is not None, "requests are served in tasks"
+        watcher = asyncio.ensure_future(self._cancel_when_gone(task))
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not watcher.done():
+                raise
+            task.uncancel()
+            raise ClientGoneError from None
+        finally:
+            watcher.cancel()
+
+    async def _cancel_when_gone(self, task: asyncio.Task[Any]) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        task.cancel()
+
+    async def start(self, reply: Reply) -> None:
+        headers = [(name.encode(), value.encode()) for name, value in reply.headers.items()]
+        await self._write(
+            {"type": "http.response.start", "status": reply.status, "headers": headers}
+        )
+
+    async def write(self, content: bytes, *, is_last: bool = False) -> None:
+        await self._write({"type": "http.response.body", "body": content, "more_body": not is_last})
+
+    async def write_whole(self, reply: Reply) -> None:
+        await self.start(reply)
+        body = json.dumps(reply.body, ensure_ascii=False, separators=(",", ":"))
+        await self.write(body.encode(), is_last=True)
+
+    async def write_text(self, text: str, content_type: str) -> None:
+        headers = [(b"content-type", content_type.encode())]
+        await self._write({"type": "http.response.start", "status": 200, "headers": headers})
+        await self.write(text.encode(), is_last=True)
+
+    async def _write(self, message: MutableMapping[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(self._write_timeout_s):
+                await self._send(message)
+        except TimeoutError:
+            raise ClientGoneError from None
