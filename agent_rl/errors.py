@@ -37,6 +37,10 @@ class CheckpointError(AgentRLError, OSError):
     """A checkpoint cannot be written, or what was found is not one of ours."""
 
 
+class JournalError(AgentRLError, OSError):
+    """A journal cannot be written, is damaged, or has an entry that is not one of ours."""
+
+
 class RequestError(AgentRLError, ValueError):
     """A generation request is refused (HTTP 400). ``param`` names the field."""
 

@@ -197,6 +197,11 @@ class InteractionWithTokenLogpReward:
         """The same for all choices of one request: ``chatcmpl-1/2`` -> ``chatcmpl-1``."""
         return self.interaction_id.partition("/")[0]
 
+    @property
+    def trained_from(self) -> int | None:
+        """The index that ``as_row`` was given; None for what is no exported copy."""
+        return self._trained_from
+
     def as_row(self, trained_from: int) -> InteractionWithTokenLogpReward:
         """A copy for export: sampled tokens before index ``trained_from`` are context in its row.
 
