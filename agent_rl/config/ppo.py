@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from agent_rl.config.actor import ActorConfig
@@ -26,6 +28,18 @@ class EvaluatorConfig(StepsConfig):
     eval_before_train: bool = Field(False, description="evaluate once before the first step")
 
 
+class RecoverConfig(StepsConfig):
+    """recover: the state in {run folder}/recover that a restarted run goes on from.
+
+    It is also written at Ctrl-C, SIGTERM and the end.
+    """
+
+    mode: Literal["off", "auto"] = Field(
+        "off", description="auto: write the state, and go on from it where there is one"
+    )
+    freq_secs: float | None = Field(600.0, gt=0)
+
+
 class PPOConfig(Section):
     """The config of ``PPOTrainer``."""
 
@@ -46,5 +60,6 @@ class PPOConfig(Section):
     train_dataset: str | None = Field(None, description="JSONL or Parquet file")
     valid_dataset: str | None = Field(None, description="JSONL or Parquet file")
     saver: StepsConfig = StepsConfig()
+    recover: RecoverConfig = RecoverConfig()
     evaluator: EvaluatorConfig = EvaluatorConfig()
     stats_logger: StatsLoggerConfig = StatsLoggerConfig()

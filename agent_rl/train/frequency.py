@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from agent_rl.config import StepsConfig
 
@@ -30,3 +31,12 @@ class Frequency:
         self._steps = self._epochs = 0
         self._last_s = now_s
         return True
+
+    def state_dict(self) -> dict[str, float]:
+        elapsed_s = time.monotonic() - self._last_s
+        return {"steps": self._steps, "epochs": self._epochs, "elapsed_s": elapsed_s}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Time that passed between the two processes does not count."""
+        self._steps, self._epochs = int(state["steps"]), int(state["epochs"])
+        self._last_s = time.monotonic() - state["elapsed_s"]

@@ -17,7 +17,7 @@ from rich.progress import (
 class RunProgress:
     """A bar below everything else that is printed; it goes away at the end."""
 
-    def __init__(self, num_steps: int) -> None:
+    def __init__(self, num_steps: int, *, num_done: int = 0) -> None:
         console = Console()
         self._bar = Progress(
             SpinnerColumn(),
@@ -30,7 +30,7 @@ class RunProgress:
             transient=True,
             disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task("starting", total=num_steps)
+        self._task = self._bar.add_task("starting", total=num_steps, completed=num_done)
 
     def __enter__(self) -> RunProgress:
         self._bar.start()

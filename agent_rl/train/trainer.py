@@ -9,45 +9,38 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import torch
-import yaml
-
 from agent_rl.config import PPOConfig
 from agent_rl.engine.base import InferenceEngine, WeightUpdate
-from agent_rl.engine.loading import load_model, load_tokenizer
+from agent_rl.engine.loading import load_tokenizer
 from agent_rl.engine.local import LocalEngine
-from agent_rl.errors import CheckpointError, ConfigError
-from agent_rl.record.dump import TrajectoryDump
+from agent_rl.errors import ConfigError
 from agent_rl.rollout.dataloader import DataLoader
 from agent_rl.rollout.executor import RolloutEngine
 from agent_rl.stats import tracker as stats_tracker
 from agent_rl.stats.logger import FinetuneSpec, StatsLogger
-from agent_rl.stats.redact import redact_sensitive_config
 from agent_rl.stats.system import system_metrics
-from agent_rl.tokens.certify import certify
+from agent_rl.train import setup
 from agent_rl.train.actor import Actor
 from agent_rl.train.batch import Batch
 from agent_rl.train.checkpoint import save_hf_checkpoint
-from agent_rl.train.dataset import load_rows
 from agent_rl.train.frequency import Frequency
 from agent_rl.train.interrupt import Interrupts
 from agent_rl.train.progress import RunProgress
+from agent_rl.train.random_states import seed_everything
+from agent_rl.train.recover import Recovery, Stateful
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from agent_rl.types import JsonObject
 
 logger = logging.getLogger(__name__)
-
-Dataset = str | Path | Iterable[Mapping[str, object]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,27 +79,29 @@ class PPOTrainer:
     def __init__(
         self,
         config: PPOConfig,
-        train_dataset: Dataset | None = None,
-        valid_dataset: Dataset | None = None,
+        train_dataset: setup.Dataset | None = None,
+        valid_dataset: setup.Dataset | None = None,
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
         engine: InferenceEngine | None = None,
     ) -> None:
         self.config = config
-        self.run_dir = _run_dir(config)
-        usable = min_usable_group_size(config)
-        rows = _rows("train_dataset", train_dataset, config.train_dataset)
+        self.run_dir = setup.run_dir(config)
+        usable = setup.min_usable_group_size(config)
+        rows = setup.dataset_rows("train_dataset", train_dataset, config.train_dataset)
         if not rows:
             raise ConfigError("there is no train_dataset: give PPOTrainer one or set the key")
-        self.valid_rows = _rows("valid_dataset", valid_dataset, config.valid_dataset)
+        self.valid_rows = setup.dataset_rows("valid_dataset", valid_dataset, config.valid_dataset)
         self._loader = DataLoader(rows, config.rollout.consumer_batch_size, seed=config.seed)
         self.total_steps = config.total_train_steps or config.total_train_epochs * len(self._loader)
-        _write_config(config, self.run_dir)
-        _seed_everything(config.seed)
-        self.tokenizer = tokenizer or load_tokenizer(config.tokenizer_path or _model_path(config))
-        self.engine, self._model = _engine_and_model(config, self.tokenizer, engine)
+        setup.write_config(config, self.run_dir)
+        seed_everything(config.seed)
+        self.tokenizer = tokenizer or load_tokenizer(
+            config.tokenizer_path or setup.model_path(config)
+        )
+        self.engine, self._model = setup.engine_and_model(config, self.tokenizer, engine)
         self._owns_engine = engine is None
-        self._report_certification()
+        setup.report_certification(self.tokenizer, config.rollout.agent)
         self.actor = Actor(
             self._model,
             config.actor,
@@ -123,7 +118,7 @@ class PPOTrainer:
             eval_gconfig=self.eval_gconfig,
             min_usable_group_size=usable,
             seed=config.seed,
-            dump=self._trajectory_dump(),
+            dump=setup.trajectory_dump(config, self.tokenizer),
         )
         spec = FinetuneSpec(
             total_train_epochs=-(-self.total_steps // len(self._loader)),
@@ -131,9 +126,12 @@ class PPOTrainer:
             total_train_steps=self.total_steps,
         )
         self._logger = StatsLogger(config, spec, log_dir=self.run_dir)
-        self._progress = RunProgress(self.total_steps)
         self._saver_due = Frequency(config.saver)
         self._evaluator_due = Frequency(config.evaluator)
+        self._recover_due = Frequency(config.recover)
+        self._recovery = self._make_recovery()
+        self._num_steps = self._resume()
+        self._progress = RunProgress(self.total_steps, num_done=self._num_steps)
 
     def __enter__(self) -> Self:
         return self
@@ -146,7 +144,7 @@ class PPOTrainer:
         try:
             self.rollout.close()
             if self._owns_engine:
-                asyncio.run(self.engine.close())
+                _run_apart(self.engine.close())
         finally:
             self._logger.close()
 
@@ -160,7 +158,10 @@ class PPOTrainer:
         *,
         on_step: Callable[[StepReport], None] | None = None,
     ) -> None:
-        """Run all steps. Ctrl-C and SIGTERM keep a checkpoint of the last whole step.
+        """Run all steps that are not done yet.
+
+        Ctrl-C and SIGTERM keep the last whole step: with ``recover.mode=auto`` as the state that a
+        restarted run goes on from, else as a checkpoint.
 
         Args:
             workflow: an agent or workflow, its class, or its import path.
@@ -171,7 +172,8 @@ class PPOTrainer:
         Raises:
             WorkflowResolutionError: ``workflow`` names nothing that can run episodes.
             CollectorError: no usable episodes come any more; the message has the last failure.
-            KeyboardInterrupt: after the checkpoint was written.
+            KeyboardInterrupt: Ctrl-C, after the last whole step was kept.
+            SystemExit: SIGTERM, likewise; the exit code is 0.
         """
         workflows = _Workflows(
             train={
@@ -188,19 +190,34 @@ class PPOTrainer:
         )
         with Interrupts() as interrupts, self._progress:
             try:
-                before: dict[str, float] = {}
-                if self.config.evaluator.eval_before_train:
-                    before = self.evaluate(**workflows.eval)
-                for step in range(self.total_steps):
-                    stats = {**before, **self._train_step(step, workflows, interrupts)}
-                    before = {}
-                    self._commit(step, stats)
-                    if on_step is not None:
-                        on_step(StepReport(step=step, total_steps=self.total_steps, stats=stats))
-                    self._progress.advance()
+                self._run(workflows, interrupts, on_step)
             except KeyboardInterrupt:
-                logger.warning("stopped; the checkpoint is in %s", self.save("interrupted"))
+                self._keep_stopped(interrupts)
+                if interrupts.is_terminated:
+                    raise SystemExit(0) from None
                 raise
+
+    def _run(
+        self,
+        workflows: _Workflows,
+        interrupts: Interrupts,
+        on_step: Callable[[StepReport], None] | None,
+    ) -> None:
+        before: dict[str, float] = {}
+        if self._num_steps == self.total_steps:
+            logger.warning("all %d steps are done; there is nothing to train", self.total_steps)
+        elif self._num_steps > 0 and self._recovery is not None:
+            self._recovery.restore_randomness()
+        elif self.config.evaluator.eval_before_train:
+            before = self.evaluate(**workflows.eval)
+        for step in range(self._num_steps, self.total_steps):
+            stats = {**before, **self._train_step(step, workflows, interrupts)}
+            before = {}
+            self._commit(step, stats)
+            if on_step is not None:
+                on_step(StepReport(step=step, total_steps=self.total_steps, stats=stats))
+            self._keep_step()
+            self._progress.advance()
 
     def _train_step(
         self, step: int, workflows: _Workflows, interrupts: Interrupts
@@ -215,13 +232,14 @@ class PPOTrainer:
                     self.actor.update(batch)
                 with self._phase("update_weights"):
                     self._publish(step + 1)
-            is_epoch_end = (step + 1) % len(self._loader) == 0
-            if self._saver_due.is_due(is_epoch_end=is_epoch_end) or step + 1 == self.total_steps:
+                self._num_steps = step + 1
+            is_last = self._num_steps == self.total_steps
+            if self._saver_due.is_due(is_epoch_end=self._is_epoch_end) or is_last:
                 with self._phase("save"):
                     self.save(f"step{step + 1}")
         finally:
             self.rollout.resume()
-        if self.valid_rows and self._evaluator_due.is_due(is_epoch_end=is_epoch_end):
+        if self.valid_rows and self._evaluator_due.is_due(is_epoch_end=self._is_epoch_end):
             self._run_evaluation(workflows.eval)
         return stats_tracker.export_all() | system_metrics()
 
@@ -239,27 +257,59 @@ class PPOTrainer:
         """Write the weights as the Hugging Face folder ``{run_dir}/checkpoints/{name}``."""
         return save_hf_checkpoint(self._model, self.tokenizer, self.run_dir / "checkpoints" / name)
 
-    def _trajectory_dump(self) -> TrajectoryDump | None:
-        if not self.config.rollout.dump_to_file:
-            return None
-        folder = _run_dir(self.config, self.config.rollout.fileroot)
-        return TrajectoryDump(folder, self.tokenizer.decode)
+    @property
+    def _is_epoch_end(self) -> bool:
+        return self._num_steps % len(self._loader) == 0
 
-    def _report_certification(self) -> None:
-        """Say at start-up what this tokenizer and template can do exactly."""
-        agent = self.config.rollout.agent
-        certification = certify(
-            self.tokenizer,
-            tool_call_parser=agent.tool_call_parser,
-            reasoning_parser=agent.reasoning_parser,
-        )
-        logger.info("%s", certification.summary())
-        if agent.chat_template_type == "concat" and not certification.is_multi_turn_exact:
-            logger.warning(
-                "rollout.agent.chat_template_type=concat, but this chat template has no exact next "
-                "turn (%s): later turns start new branches",
-                certification.feature("multi-turn").reason,
-            )
+    def _make_recovery(self) -> Recovery | None:
+        if self.config.recover.mode == "off":
+            return None
+        parts: dict[str, Stateful] = {
+            "dataloader": self._loader,
+            "rollout": self.rollout,
+            "logger": self._logger,
+            "saver": self._saver_due,
+            "evaluator": self._evaluator_due,
+            "recover": self._recover_due,
+        }
+        return Recovery(self.run_dir / "recover", seed=self.config.seed, parts=parts)
+
+    def _resume(self) -> int:
+        """Continue from the state of an earlier process, if there is one; the steps it has done."""
+        if self._recovery is None or not self._recovery.load(self.actor):
+            return 0
+        num_steps = self._recovery.num_steps
+        self._publish(num_steps)
+        logger.warning("going on after step %d of %d", num_steps, self.total_steps)
+        return num_steps
+
+    def _keep_step(self) -> None:
+        """Note where the run stands; write it where that is due."""
+        if self._recovery is None:
+            return
+        is_due = self._recover_due.is_due(is_epoch_end=self._is_epoch_end)
+        self._recovery.note(self._num_steps)
+        if is_due or self._num_steps == self.total_steps:
+            with self._phase("recover"):
+                self._write_recovery(self._recovery)
+
+    def _keep_stopped(self, interrupts: Interrupts) -> None:
+        if interrupts.is_torn:
+            logger.warning("stopped within an update: the weights are of no step and not kept")
+        elif self._recovery is None:
+            logger.warning("stopped; the checkpoint is in %s", self.save("interrupted"))
+        elif self._num_steps == 0:
+            logger.warning("stopped before the first step was done")
+        else:
+            if self._recovery.num_steps < self._num_steps:  # after the update of a step
+                self._recovery.note(self._num_steps)
+            self._write_recovery(self._recovery)
+            logger.warning("stopped after step %d; run it again to go on", self._num_steps)
+
+    def _write_recovery(self, recovery: Recovery) -> None:
+        recovery.save(self.actor)
+        if hasattr(self.rollout, "mark_trained"):
+            self.rollout.mark_trained(self._num_steps)
 
     def _run_evaluation(self, workflow: dict[str, Any]) -> None:
         if not self.valid_rows:
@@ -288,86 +338,7 @@ class PPOTrainer:
         self._logger.commit(epoch, epoch_step, step, stats)
 
 
-def _run_dir(config: PPOConfig, fileroot: str | None = None) -> Path:
-    return Path(fileroot or config.fileroot) / config.experiment_name / config.trial_name
-
-
-def _rows(key: str, given: Dataset | None, configured: str | None) -> list[JsonObject]:
-    if given is not None and configured is not None:
-        raise ConfigError(f"{key} is both an argument and a config key; give one")
-    source = given if given is not None else configured
-    return [] if source is None else load_rows(source)
-
-
-def _model_path(config: PPOConfig) -> str:
-    path = config.actor.path or config.tokenizer_path
-    if not path:
-        raise ConfigError("set tokenizer_path (or actor.path): the folder of the model to train")
-    return path
-
-
-def min_usable_group_size(config: PPOConfig) -> int:
-    """2 where a group's mean or std is used: such statistics need two observations.
-
-    ``actor.min_usable_group_size`` wins; with a target of one episode, one is complete.
-
-    Raises:
-        ConfigError: the explicit value is above the target, or below 2 with group statistics.
-    """
-    actor, target = config.actor, config.rollout.group_size
-    explicit = actor.min_usable_group_size
-    norms = [norm for norm in (actor.reward_norm, actor.adv_norm) if norm is not None]
-    floor = 2 if any(norm.uses_group_statistics for norm in norms) else 1
-    if explicit is None:
-        return min(floor, target)
-    if explicit > target:
-        raise ConfigError(
-            f"actor.min_usable_group_size={explicit} is above rollout.group_size={target}"
-        )
-    if explicit < floor:
-        raise ConfigError(
-            f"actor.min_usable_group_size={explicit} must be at least 2 with group statistics in "
-            "actor.reward_norm or actor.adv_norm"
-        )
-    return explicit
-
-
-def _engine_and_model(
-    config: PPOConfig, tokenizer: PreTrainedTokenizerBase, engine: InferenceEngine | None
-) -> tuple[InferenceEngine, Any]:
-    if isinstance(engine, LocalEngine):
-        return engine, engine.model
-    device = config.actor.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model = load_model(
-        _model_path(config),
-        device=torch.device(device),
-        dtype=getattr(torch, config.actor.dtype),
-    )
-    if engine is not None:
-        return engine, model
-    limits = config.engine
-    return (
-        LocalEngine(
-            model,
-            tokenizer,
-            max_batch_size=limits.max_batch_size,
-            max_seq_len=limits.max_seq_len,
-        ),
-        model,
-    )
-
-
-def _write_config(config: PPOConfig, run_dir: Path) -> None:
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        tree = redact_sensitive_config(config.model_dump(mode="json"))
-        text = yaml.safe_dump(tree, sort_keys=False)
-        (run_dir / "config.yaml").write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise CheckpointError(f"cannot write the run's folder {run_dir}: {error}") from error
-
-
-def _seed_everything(seed: int) -> None:
-    """Torch, and the generator that gives the engine's requests their sampling noise."""
-    random.seed(seed)
-    torch.manual_seed(seed)
+def _run_apart(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run it on a loop of its own in a thread of its own: a notebook's loop runs in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, coroutine).result()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from agent_rl import small_model
@@ -34,18 +35,18 @@ def model(seed: int = 0) -> LlamaForCausalLM:
 
 
 def test_state_round_trip(tmp_path: Path) -> None:
-    """Case B155: our own state, RNG and counters included, is read with weights_only."""
+    """Case B155: our own state, RNG and counters included, is read without a pickle."""
     state = {
         "weights": {"a": torch.arange(3.0)},
         "rng": torch.get_rng_state(),
         "step": 7,
         "names": ["x", None, True, 0.5],
     }
-    loaded = load_state(save_state(state, tmp_path / "new" / "state.pt"))
+    loaded = load_state(save_state(state, tmp_path / "new" / "state.safetensors"))
     assert torch.equal(loaded["weights"]["a"], torch.arange(3.0))
     assert torch.equal(loaded["rng"], state["rng"])
     assert (loaded["step"], loaded["names"]) == (7, ["x", None, True, 0.5])
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["state.pt"]
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["state.safetensors"]
 
 
 class Malicious:
@@ -58,16 +59,16 @@ class Malicious:
 
 def test_malicious_file_is_refused(tmp_path: Path) -> None:
     """Case B155: the pickle is not run, and the failure is an error, not a fresh start."""
-    path, marker = tmp_path / "state.pt", tmp_path / "marker"
+    path, marker = tmp_path / "state.safetensors", tmp_path / "marker"
     torch.save({"step": Malicious(marker)}, path)
-    with pytest.raises(CheckpointError, match=r"state\.pt"):
+    with pytest.raises(CheckpointError, match=r"state\.safetensors"):
         load_state(path)
     assert not marker.exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 half a zip"])
 def test_damaged_file_is_an_error(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "state.pt"
+    path = tmp_path / "state.safetensors"
     path.write_bytes(content)
     with pytest.raises(CheckpointError):
         load_state(path)
@@ -75,18 +76,30 @@ def test_damaged_file_is_an_error(tmp_path: Path, content: bytes) -> None:
 
 def test_missing_and_foreign_files(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
-        load_state(tmp_path / "none.pt")
-    torch.save([1, 2], tmp_path / "list.pt")
-    with pytest.raises(CheckpointError, match="list, not a dict"):
-        load_state(tmp_path / "list.pt")
+        load_state(tmp_path / "none.safetensors")
+    save_file({"a": torch.ones(2)}, tmp_path / "weights.safetensors")
+    with pytest.raises(CheckpointError, match="is no saved state"):
+        load_state(tmp_path / "weights.safetensors")
+
+
+def test_tied_and_overlapping_tensors(tmp_path: Path) -> None:
+    """One tensor under two keys is stored once; a view of another is stored for itself."""
+    whole = torch.arange(4.0)
+    state = {"a": whole, "tied": whole, "part": whole[:2], 3: {"turned": torch.ones(2, 3).T}}
+    path = save_state(state, tmp_path / "state.safetensors")
+    assert set(load_file(path)) == {"/a", "/part", "/3/turned"}
+    loaded = load_state(path)
+    assert loaded["tied"].tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert loaded["part"].tolist() == [0.0, 1.0]
+    assert loaded[3]["turned"].shape == (3, 2)
 
 
 def test_a_state_that_could_not_be_read_is_not_written(tmp_path: Path) -> None:
-    path = save_state({"step": 1}, tmp_path / "state.pt")
-    with pytest.raises(CheckpointError):
+    path = save_state({"step": 1}, tmp_path / "state.safetensors")
+    with pytest.raises(CheckpointError, match="cannot hold /step"):
         save_state({"step": Path("x")}, path)
     assert load_state(path) == {"step": 1}
-    assert [p.name for p in tmp_path.iterdir()] == ["state.pt"]
+    assert [p.name for p in tmp_path.iterdir()] == ["state.safetensors"]
 
 
 def test_hf_folder_keeps_tokenizer_and_template(tmp_path: Path) -> None:

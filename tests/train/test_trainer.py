@@ -10,7 +10,8 @@ import pytest
 from agent_rl import PPOConfig, PPOTrainer, load_config
 from agent_rl.errors import CheckpointError, CollectorError, ConfigError, ModelLoadError
 from agent_rl.stats import tracker as stats_tracker
-from agent_rl.train.trainer import StepReport, min_usable_group_size
+from agent_rl.train.setup import min_usable_group_size
+from agent_rl.train.trainer import StepReport
 
 ROWS = [{"question": f"say {index}"} for index in range(8)]
 
