@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agent_rl.record.history import HistoryIndex
+from agent_rl.record.history import History, HistoryIndex
 from agent_rl.record.identity import as_messages
 from agent_rl.record.interaction import InteractionWithTokenLogpReward
 from agent_rl.record.path import TokenPath
@@ -69,9 +69,12 @@ class InteractionCache(Mapping[str, InteractionWithTokenLogpReward]):
             chat_template_type=chat_template_type,
             chat_template_kwargs=chat_template_kwargs,
         )
+        return plan_prompt(request, self.history(request.messages), fmt)
+
+    def history(self, messages: Sequence[JsonObject]) -> History:
+        """Which recorded answer these messages go on from. Nothing is recorded by asking."""
         with self._lock:
-            history = self._index.find(request.messages)
-        return plan_prompt(request, history, fmt)
+            return self._index.find(messages)
 
     def append(self, interaction: InteractionWithTokenLogpReward) -> None:
         """Record a finished call.
