@@ -7,14 +7,19 @@ iterator of ``astream`` frees the slot.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
 from agent_rl.types import GenerationConfig, ModelRequest, ModelResponse, TokenDelta
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 StreamItem: TypeAlias = TokenDelta | ModelResponse
+UpdateMethod: TypeAlias = Literal["in_process", "disk", "lora", "distributed"]
+NamedTensor: TypeAlias = "tuple[str, Tensor]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +28,15 @@ class WeightUpdate:
 
     ``in_process``: the engine shares the trainer's parameters, nothing is copied.
     ``disk``: ``path`` is a Hugging Face folder of safetensors.
+    ``lora``: ``path`` is a folder with an adapter in PEFT's form, used on top of the base weights.
+    ``distributed``: ``tensors()`` gives name and value of each parameter, to be broadcast; it may
+    be called again when a server fails on the way.
     """
 
     version: int
-    method: Literal["in_process", "disk"] = "in_process"
+    method: UpdateMethod = "in_process"
     path: Path | None = None
+    tensors: Callable[[], Iterable[NamedTensor]] | None = None
 
 
 class InferenceEngine(Protocol):
@@ -68,7 +77,11 @@ class InferenceEngine(Protocol):
     def set_version(self, version: int) -> None: ...
 
     async def update_weights(self, update: WeightUpdate) -> None:
-        """Use new weights from the next token on, dropping caches made by the old ones."""
+        """Use new weights from the next token on, dropping caches made by the old ones.
+
+        Raises:
+            EngineError: the engine cannot take weights by this method; the message names it.
+        """
 
     async def health(self) -> bool: ...
 

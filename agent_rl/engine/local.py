@@ -33,7 +33,7 @@ from agent_rl.engine.mailbox import Mailbox, call_on
 from agent_rl.engine.matcher import GrammarCompiler, Matcher, can_guide
 from agent_rl.engine.scoring import ScoredToken, ScoreJob
 from agent_rl.engine.sequence import Sequence
-from agent_rl.errors import ConfigError, ContextLengthError, RequestError
+from agent_rl.errors import ConfigError, ContextLengthError, EngineError, RequestError
 from agent_rl.types import ModelRequest, ModelResponse
 
 if TYPE_CHECKING:
@@ -184,6 +184,11 @@ class LocalEngine:
 
         ``in_process``: pause the engine before the shared parameters change, resume after this.
         """
+        if update.method not in ("in_process", "disk"):
+            raise EngineError(
+                f"the embedded engine cannot take weights by method {update.method!r}; use "
+                "'in_process' or 'disk'"
+            )
         if update.method == "disk":
             if update.path is None:
                 raise ConfigError("WeightUpdate.path is missing; method='disk' needs a folder")
