@@ -20,6 +20,13 @@ from agent_rl.api.completions import (
 )
 from agent_rl.api.events import EventStream, chat_event, response_event
 from agent_rl.api.failure import failure_of
+from agent_rl.api.message_stream import message_event, message_events
+from agent_rl.api.messages import (
+    count_tokens,
+    create_message,
+    message_error,
+    read_message_request,
+)
 from agent_rl.api.models import list_models, model_object
 from agent_rl.api.response_stream import response_events
 from agent_rl.api.responses import create_response, read_response_request, stored_response
@@ -78,22 +85,25 @@ async def answer(
     try:
         if method == "GET":
             return _look_up(session, path)
-        generate = _GENERATORS.get(path) if method == "POST" else None
-        if generate is None:
+        if not has_endpoint(method, path):
             raise _unknown(method, path)
+        body = content if isinstance(content, dict) else parse_body(content)
+        if path == _COUNT_TOKENS:
+            return Reply(body=count_tokens(session, body))
         if not is_retry:
             session.count_call()
-        body = content if isinstance(content, dict) else parse_body(content)
-        return await generate(session, body, on_accept)
+        return await _GENERATORS[path](session, body, on_accept)
     except AgentRLError as error:
-        return error_reply(error)
+        return error_reply(error, path)
 
 
-def error_reply(error: AgentRLError) -> Reply:
+def error_reply(error: AgentRLError, path: str) -> Reply:
+    """What went wrong, in the shape of that endpoint's API."""
     failure = failure_of(error)
+    is_message = path == "messages" or path.startswith("messages/")
     return Reply(
         status=failure.status,
-        body=failure.body,
+        body=message_error(failure) if is_message else failure.body,
         is_final=failure.is_final,
         retry_after_s=failure.retry_after_s,
     )
@@ -102,7 +112,7 @@ def error_reply(error: AgentRLError) -> Reply:
 def has_endpoint(method: str, path: str) -> bool:
     if method == "GET":
         return path.partition("/")[0] in ("models", "responses")
-    return method == "POST" and path in _GENERATORS
+    return method == "POST" and (path in _GENERATORS or path == _COUNT_TOKENS)
 
 
 def _look_up(session: Session, path: str) -> Reply:
@@ -146,13 +156,22 @@ async def _text(session: Session, body: JsonObject, on_accept: OnAccept) -> Repl
     return _whole(await text_completions(session, request))
 
 
+async def _message(session: Session, body: JsonObject, on_accept: OnAccept) -> Reply:
+    request = read_message_request(session, body)
+    on_accept(request.turn.messages)
+    if request.is_streamed:
+        return await _streamed(EventStream(message_events(session, request), message_event))
+    return _whole(await create_message(session, request))
+
+
 def _whole(body: JsonObject) -> Reply:
     return Reply(body=body, request_id=body["id"])
 
 
 async def _streamed(events: EventStream) -> Reply:
     first = await events.start()
-    return Reply(events=events, request_id=first.get("response", first)["id"])
+    named = first.get("response") or first.get("message") or first
+    return Reply(events=events, request_id=named["id"])
 
 
 def parse_body(content: bytes) -> JsonObject:
@@ -166,10 +185,12 @@ def parse_body(content: bytes) -> JsonObject:
     return body
 
 
+_COUNT_TOKENS = "messages/count_tokens"
 _DONE = b"data: [DONE]\n\n"
 Generator: TypeAlias = Callable[[Session, JsonObject, OnAccept], Awaitable[Reply]]
 _GENERATORS: dict[str, Generator] = {
     "chat/completions": _chat,
     "completions": _text,
+    "messages": _message,
     "responses": _response,
 }

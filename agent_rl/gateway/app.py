@@ -5,7 +5,7 @@ from __future__ import annotations
 from agent_rl.api.routes import Reply, error_reply
 from agent_rl.errors import AgentRLError
 from agent_rl.gateway.serving import CallServer
-from agent_rl.gateway.wire import Channel, ClientGoneError, Receive, Scope, Send, read_head
+from agent_rl.gateway.wire import Channel, ClientGoneError, Head, Receive, Scope, Send, read_head
 
 
 class GatewayApp:
@@ -17,16 +17,18 @@ class GatewayApp:
         if scope["type"] != "http":
             return
         channel = Channel(receive, send, write_timeout_s=self._write_timeout_s)
+        path = ""
         try:
             try:
-                await self._dispatch(scope, channel)
+                head = read_head(scope)
+                path = head.path
+                await self._dispatch(head, channel)
             except AgentRLError as error:
-                await channel.write_whole(error_reply(error))
+                await channel.write_whole(error_reply(error, path))
         except ClientGoneError:
             pass
 
-    async def _dispatch(self, scope: Scope, channel: Channel) -> None:
-        head = read_head(scope)
+    async def _dispatch(self, head: Head, channel: Channel) -> None:
         if head.path == "healthz":
             await channel.write_whole(Reply(body={"ok": True}))
             return

@@ -59,6 +59,6 @@ def test_a_gateway_runs_in_a_thread(tokenizer: Any) -> None:
 def test_other_addresses_than_loopback_need_a_key(tokenizer: Any, host: str) -> None:
     """Case B173."""
     engine = ScriptedEngine([], tokenizer=tokenizer)
-    with pytest.raises(ConfigError, match="set gateway[.]admin_key or"):
+    with pytest.raises(ConfigError, match=r"set gateway\.admin_key or"):
         Gateway(engine, tokenizer, GatewayConfig(host=host))
     Gateway(engine, tokenizer, GatewayConfig(host=host, admin_key="chosen"))
