@@ -9,14 +9,18 @@ ConfigError naming the key and the nearest valid one. Config is read at construc
 from agent_rl.config.actor import (
     ActorConfig,
     DistillationConfig,
+    LoraConfig,
     NormConfig,
     OptimizerConfig,
     RejectionSamplingConfig,
 )
+from agent_rl.config.critic import CriticConfig
 from agent_rl.config.engine import EngineConfig
 from agent_rl.config.gateway import GatewayConfig
 from agent_rl.config.load import load_config
+from agent_rl.config.online import JudgeConfig, OnlineConfig, PrivacyConfig
 from agent_rl.config.ppo import EvaluatorConfig, PPOConfig, RecoverConfig, StepsConfig
+from agent_rl.config.reference import RefConfig
 from agent_rl.config.rollout import AgentConfig, RolloutConfig
 from agent_rl.config.section import FolderName, Section, TimeoutS
 from agent_rl.config.stats import (
@@ -30,15 +34,21 @@ from agent_rl.config.stats import (
 __all__ = [
     "ActorConfig",
     "AgentConfig",
+    "CriticConfig",
     "DistillationConfig",
     "EngineConfig",
     "EvaluatorConfig",
     "FolderName",
     "GatewayConfig",
+    "JudgeConfig",
+    "LoraConfig",
     "NormConfig",
+    "OnlineConfig",
     "OptimizerConfig",
     "PPOConfig",
+    "PrivacyConfig",
     "RecoverConfig",
+    "RefConfig",
     "RejectionSamplingConfig",
     "RolloutConfig",
     "Section",

@@ -10,7 +10,7 @@ from agent_rl.config.section import Section
 
 
 class OptimizerConfig(Section):
-    """actor.optimizer: AdamW and its schedule."""
+    """actor.optimizer and critic.optimizer: AdamW and its schedule."""
 
     lr: float = Field(2e-5, ge=0.0, description="peak learning rate")
     weight_decay: float = Field(0.01, ge=0.0)
@@ -26,20 +26,34 @@ class OptimizerConfig(Section):
 class NormConfig(Section):
     """actor.reward_norm and actor.adv_norm (docs/guides/training.md has worked numbers)."""
 
-    mean_level: Literal["batch", "group"] | None = "batch"
-    mean_leave1out: bool = False
+    mean_level: Literal["batch", "group", "length", "running", "given"] | None = Field(
+        "batch",
+        description="what is subtracted: mean of the batch or group; length: of the group, "
+        "weighted by trained tokens (OPO); running: of earlier steps; given: the trajectories' "
+        "baseline_rewards (ReMax); null: nothing",
+    )
+    mean_leave1out: bool = Field(False, description="each rollout against the others (RLOO)")
+    running_decay: float = Field(
+        0.9, ge=0.0, lt=1.0, description="of mean_level=running: what a step leaves of the old mean"
+    )
     std_level: Literal["batch", "group"] | None = "batch"
     std_unbiased: bool = True
     eps: float = Field(1e-5, gt=0.0)
 
     @property
     def uses_group_statistics(self) -> bool:
-        return "group" in (self.mean_level, self.std_level)
+        return self.mean_level in ("group", "length") or self.std_level == "group"
 
     @property
     def uses_references(self) -> bool:
         """Without a mean and a std nothing is shifted or scaled."""
         return (self.mean_level, self.std_level) != (None, None)
+
+    @model_validator(mode="after")
+    def _leave_one_out_of_a_mean(self) -> NormConfig:
+        if self.mean_leave1out and self.mean_level not in ("batch", "group"):
+            raise ValueError("mean_leave1out needs mean_level batch or group")
+        return self
 
 
 class RejectionSamplingConfig(Section):
@@ -78,15 +92,35 @@ class RejectionSamplingConfig(Section):
         return self
 
 
+class LoraConfig(Section):
+    """actor.lora: train low-rank adapters; the other weights stay as they are."""
+
+    rank: int = Field(16, ge=1)
+    alpha: int = Field(32, ge=1, description="adapters are scaled by alpha / rank")
+    target_modules: tuple[str, ...] = Field(
+        ("all-linear",), min_length=1, description="names of layers; all-linear: all but the head"
+    )
+
+
 class DistillationConfig(Section):
     """actor.distillation: learn from a teacher that scored the sampled tokens.
 
     Rows without ``teacher_logprobs`` (online/, or a workflow of yours) have no such term.
     """
 
-    weight: float = Field(
-        0.0, ge=0.0, description="of teacher - proximal log-prob in the advantage; 0: off"
+    weight: float = Field(0.0, ge=0.0, description="of the teacher's part; 0: off")
+    topk: int = Field(
+        0,
+        ge=0,
+        description="0: teacher - proximal log-prob of the sampled token, in the advantage; k: KL "
+        "over the teacher's k likeliest tokens and the rest, in the loss",
     )
+
+    @model_validator(mode="after")
+    def _topk_needs_weight(self) -> DistillationConfig:
+        if self.topk and not self.weight:
+            raise ValueError("topk has no effect with weight=0")
+        return self
 
 
 class ActorConfig(Section):
@@ -103,6 +137,10 @@ class ActorConfig(Section):
     tree_packing: Literal["auto", "off"] = Field(
         "auto", description="auto: a prefix that rows share is computed once; off: rows apart"
     )
+    compile: bool = Field(
+        False, description="torch.compile of the training passes; slow at first, then faster"
+    )
+    lora: LoraConfig | None = Field(None, description="train adapters only")
     gradient_checkpointing: bool = Field(
         False, description="keep layer inputs only and compute the rest again: less memory"
     )
@@ -111,6 +149,11 @@ class ActorConfig(Section):
     )
     use_decoupled_loss: bool = Field(
         False, description="recompute_logprob, and weights proximal / behaviour on top"
+    )
+    prox_logp_method: Literal["recompute", "loglinear"] = Field(
+        "recompute",
+        description="proximal log-probs of the decoupled loss: a forward pass, or loglinear: "
+        "between behaviour and policy log-prob, by the token's age",
     )
     rejection_sampling: RejectionSamplingConfig = RejectionSamplingConfig()
     m2_threshold: float | None = Field(
@@ -134,6 +177,17 @@ class ActorConfig(Section):
         None, ge=1, description="constant length that *-norm and dr-grpo divide by"
     )
     entropy_coef: float = Field(0.0, ge=0.0, description="bonus on the entropy of each token")
+    cross_entropy_coef: float = Field(
+        0.0, ge=0.0, description="of -log p on rows with a reward above 0 (VAPO)"
+    )
+    kl_ctl: float = Field(
+        0.0, ge=0.0, description="KL to the reference as a reward of each token; 0: off"
+    )
+    kl_estimator: Literal["k1", "k2", "k3"] = Field("k1", description="of kl_ctl")
+    kl_loss_coef: float = Field(
+        0.0, ge=0.0, description="KL to the reference as part of the loss; 0: off"
+    )
+    kl_loss_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="of kl_loss_coef")
     eps_clip: float = Field(0.2, gt=0.0)
     eps_clip_higher: float | None = Field(None, gt=0.0, description="null: eps_clip")
     c_clip: float | None = Field(None, gt=1.0, description="dual clip; null: off")
@@ -145,6 +199,11 @@ class ActorConfig(Section):
     overlong_tokens: int | None = Field(None, ge=1)
     overlong_penalty_factor: float | None = Field(None, gt=0.0)
     max_new_tokens: int = Field(1024, ge=1, description="length limit of the overlong penalty")
+    truncated_rows: Literal["train", "zero", "mask"] = Field(
+        "train",
+        description="rows that end without an end token. train: like others; zero: their reward "
+        "is 0 and in no baseline; mask: not trained, in no baseline (overlong filtering)",
+    )
     reward_bias: float = 0.0
     reward_scaling: float = 1.0
     reward_clip: float = Field(20.0, gt=0.0)
@@ -179,6 +238,12 @@ class ActorConfig(Section):
             self.recompute_logprob or self.use_decoupled_loss
         ):
             raise ValueError("m2_threshold needs recompute_logprob or use_decoupled_loss")
+        if self.prox_logp_method == "loglinear" and (
+            not self.use_decoupled_loss or self.m2_threshold is not None
+        ):
+            raise ValueError("prox_logp_method=loglinear needs use_decoupled_loss, no m2_threshold")
+        if self.adv_norm is not None and self.adv_norm.mean_level not in ("batch", "group", None):
+            raise ValueError(f"adv_norm.mean_level={self.adv_norm.mean_level} is for reward_norm")
         if self.policy_loss == "sapo" and self.use_decoupled_loss:
             raise ValueError("policy_loss=sapo has its own gate; use_decoupled_loss must be false")
         if self.c_clip is not None and self.policy_loss != "ppo":

@@ -7,7 +7,9 @@ from typing import Literal
 from pydantic import Field
 
 from agent_rl.config.actor import ActorConfig
+from agent_rl.config.critic import CriticConfig
 from agent_rl.config.engine import EngineConfig
+from agent_rl.config.reference import RefConfig
 from agent_rl.config.rollout import RolloutConfig
 from agent_rl.config.section import FolderName, Section
 from agent_rl.config.stats import StatsLoggerConfig
@@ -57,6 +59,8 @@ class PPOConfig(Section):
     rollout: RolloutConfig = RolloutConfig()
     engine: EngineConfig = EngineConfig()
     actor: ActorConfig = ActorConfig()
+    critic: CriticConfig | None = Field(None, description="null: no critic")
+    ref: RefConfig | None = Field(None, description="null: the actor's start, where one is needed")
     train_dataset: str | None = Field(None, description="JSONL or Parquet file")
     valid_dataset: str | None = Field(None, description="JSONL or Parquet file")
     saver: StepsConfig = StepsConfig()

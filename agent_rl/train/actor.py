@@ -1,16 +1,16 @@
-"""The policy: advantages of a batch, the loss of its tokens, and the optimizer steps.
+"""The policy: what an update learns from a batch, and the optimizer steps of it.
 
-Invariants: each trained token enters exactly one optimizer step of an update, with a weight fixed
+Invariants: each trained token enters exactly one optimizer step of an update, with weights fixed
 for its whole minibatch, so micro-batches, their order and prefix sharing change nothing but the
 time. Parameters change in place; the engine that shares them must be paused during ``update``.
-Knows nothing of how rows were collected.
+Knows nothing of how rows were collected; what the loss is, objective.py says.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,11 +18,17 @@ from torch import Tensor
 
 from agent_rl.config import ActorConfig
 from agent_rl.errors import WorkflowContractError
-from agent_rl.train import advantage, correction, loss, metrics, normalization
+from agent_rl.stats import tracker as stats_tracker
+from agent_rl.train import advantage, correction, metrics
 from agent_rl.train.batch import Batch, MicroBatch, micro_batches, minibatches
-from agent_rl.train.forward import check_model, predicted_logprobs, segment_attention
+from agent_rl.train.critic import Critic, record_values
+from agent_rl.train.estimator import AdvantageEstimator, Values
+from agent_rl.train.forward import check_model, hidden_states, logprobs_of, score, segment_attention
+from agent_rl.train.lora import has_adapters
 from agent_rl.train.metrics import StepRecord, TokenRecord
+from agent_rl.train.objective import Component, Evidence, Predictions, components
 from agent_rl.train.optimizer import Optimizer
+from agent_rl.train.reference import Reference
 
 logger = logging.getLogger(__name__)
 
@@ -46,62 +52,39 @@ class Actor:
     """Trains ``model``, a transformers causal language model that an engine may share.
 
     ``total_steps`` is the number of updates of the run (for the schedule); ``temperature`` the one
-    that log-probs of batches without ``temperatures`` are stated under.
+    that log-probs of batches without ``temperatures`` are stated under. A ``reference`` is asked
+    where the config has KL terms; a ``critic`` gives the values of GAE and learns beside the actor.
     """
 
     def __init__(
-        self, model: Any, config: ActorConfig, *, total_steps: int, temperature: float
+        self,
+        model: Any,
+        config: ActorConfig,
+        *,
+        total_steps: int,
+        temperature: float,
+        reference: Reference | None = None,
+        critic: Critic | None = None,
     ) -> None:
         self.model = model
         self.config = config
         self.temperature = temperature
+        self.critic = critic
+        self._uses_reference = bool(config.kl_ctl or config.kl_loss_coef)
+        if self._uses_reference and reference is None:
+            raise ValueError("actor.kl_ctl and actor.kl_loss_coef need a reference")
+        self._reference = reference
+        self._estimator = AdvantageEstimator(config)
         self._device = model.device
         self._dtype = torch.promote_types(model.dtype, torch.float32)
-        self._optimizer = Optimizer(model.parameters(), config.optimizer, total_steps=total_steps)
-        self._has_warned_of_singletons = False
         model.eval()
         check_model(model)
-
-    def compute_advantages(self, batch: Batch) -> Tensor:
-        """[T] float64 advantages, 0 off the mask.
-
-        Overlong penalty -> (reward + bias) * scaling, clipped -> reward_norm -> GAE without a
-        critic (the reward, discounted by gamma * lambda) -> adv_norm -> reward_weight. A teacher's
-        part is added per token in the update: it needs the proximal log-probs.
-
-        Raises:
-            WorkflowContractError: reward_norm needs one reward per logical rollout and a rollout
-                has several and no ``rollout_reward``.
-        """
-        config, mask, rows = self.config, batch.rewarded, batch.rows
-        penalized = batch.rewards + self._penalty(batch)
-        rewards = self._shape_reward(penalized)
-        if config.reward_norm is not None and config.reward_norm.uses_references:
-            self._warn_of_singletons(batch)
-            # Raw rewards as well: a penalty must not make differing ones look equal.
-            normalization.resolve_references(batch.rewards, batch.meta)
-            references = normalization.resolve_references(penalized, batch.meta)
-            rewards = normalization.normalize_rewards(
-                rewards, self._shape_reward(references), batch.meta, config.reward_norm
-            )
-        token_rewards = advantage.rewards_at_end(rewards, mask, rows)
-        advantages = advantage.generalized_advantage(
-            token_rewards,
-            torch.zeros_like(token_rewards),
-            mask,
-            rows,
-            gamma=config.gamma,
-            lam=config.gae_lambda,
-        )
-        if config.adv_norm is not None:
-            advantages = normalization.normalize_advantages(
-                advantages,
-                mask,
-                batch.to_tokens(batch.groups),
-                torch.tensor([group.num_rollouts for group in batch.meta.rollout_groups]),
-                config.adv_norm,
-            )
-        return config.reward_weight * advantages
+        trunk = model.base_model
+        self._trunk = torch.compile(trunk, dynamic=True) if config.compile else trunk
+        parameters = list(model.parameters())
+        if critic is not None and critic.is_shared:
+            parameters += critic.head.parameters()
+        self._optimizer = Optimizer(parameters, config.optimizer, total_steps=total_steps)
 
     def update(self, batch: Batch) -> UpdateReport:
         """One pass over the batch in ``ppo_n_minibatches`` optimizer steps.
@@ -109,25 +92,41 @@ class Actor:
         Metrics go to ``stats_tracker`` under ``ppo_actor``.
 
         Raises:
-            WorkflowContractError: see ``compute_advantages``; or the config needs behaviour
-                log-probs and the batch has none.
+            WorkflowContractError: the config needs something that the trajectories do not have:
+                behaviour log-probs, one reward per logical rollout, likeliest tokens of a teacher.
         """
-        if not self.config.distillation.weight:
-            batch = batch.without_teacher()
-        advantages = self.compute_advantages(batch)
-        metrics.record_batch(batch, advantages, self.config)
-        tokens = metrics.TokenRecord.empty(
-            batch.loss_mask.to(self._device), advantages.to(self._device, self._dtype)
-        )
+        config = self.config
+        is_truncated = batch.truncated(_end_ids(self.model))
+        batch = self._trainable(batch, is_truncated)
+        reference, values = self._reference_logprobs(batch), self._values(batch)
         self._optimizer.clear()
-        with segment_attention(self.model, recompute_layers=self.config.gradient_checkpointing):
+        with segment_attention(self.model, recompute_layers=config.gradient_checkpointing):
             proximal = self._proximal(batch)
-            steps = [
-                self._step(batch, rows, proximal, tokens)
-                for rows in minibatches(batch, self.config.ppo_n_minibatches)
-            ]
-        metrics.record_update(batch, tokens, steps, self._optimizer.lr)
-        for warning in metrics.find_faults(batch, tokens):
+            estimate = self._estimator.estimate(
+                batch,
+                is_truncated=is_truncated,
+                kl_rewards=self._kl_rewards(batch, proximal, reference),
+                values=values,
+            )
+            metrics.record_batch(batch, estimate.advantages, config, is_truncated)
+            evidence = Evidence(
+                behaviour=self._here(batch.logprobs),
+                proximal=proximal,
+                reference=reference,
+                values=self._here(None if values is None else values.before),
+                returns=self._here(estimate.returns),
+            )
+            record = TokenRecord.empty(
+                batch.loss_mask.to(self._device), estimate.advantages.to(self._device, self._dtype)
+            )
+            with stats_tracker.record_timing("train_step/actor"):
+                steps = [
+                    self._step(batch, rows, evidence, record)
+                    for rows in minibatches(batch, config.ppo_n_minibatches)
+                ]
+        metrics.record_update(batch, record, steps, self._optimizer.lr)
+        self._update_critic(batch, values, estimate.returns)
+        for warning in metrics.find_faults(batch, record):
             logger.warning(warning)
         self._optimizer.end_update()
         return UpdateReport(
@@ -135,38 +134,80 @@ class Actor:
             num_skipped=sum(not step.is_successful for step in steps),
             num_trained_tokens=int(batch.loss_mask.sum()),
             num_computed_tokens=sum(step.num_computed_tokens for step in steps),
-            tokens=tokens,
+            tokens=record,
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything an exact continuation needs: weights and optimizer."""
-        return {"model": self.model.state_dict(), "optimizer": self._optimizer.state_dict()}
+        """Everything an exact continuation needs; of a model with adapters, only these."""
+        weights = self.model.state_dict()
+        if has_adapters(self.model):
+            weights = {name: value for name, value in weights.items() if "lora_" in name}
+        return {
+            "model": weights,
+            "optimizer": self._optimizer.state_dict(),
+            "estimator": self._estimator.state_dict(),
+            "critic": None if self.critic is None else self.critic.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """In place: an engine that shares the parameters sees the loaded ones."""
-        self.model.load_state_dict(state["model"])
+        is_whole = not has_adapters(self.model)
+        self.model.load_state_dict(state["model"], strict=is_whole)
         self._optimizer.load_state_dict(state["optimizer"])
+        self._estimator.load_state_dict(state["estimator"])
+        if self.critic is not None:
+            self.critic.load_state_dict(state["critic"])
 
-    def _penalty(self, batch: Batch) -> Tensor:
-        """[R] what the overlong penalty adds to each row's reward."""
+    def _trainable(self, batch: Batch, is_truncated: Tensor) -> Batch:
+        """Only the tokens and the teachers that the config trains on."""
+        distillation = self.config.distillation
+        if self.config.truncated_rows == "mask":
+            batch = batch.without_rows(is_truncated)
+        if not distillation.weight:
+            return batch.without_teacher()
+        if batch.teacher is None:
+            return batch
+        return replace(batch, teacher=batch.teacher.narrowed(distillation.topk))
+
+    def _here(self, values: Tensor | None) -> Tensor | None:
+        return None if values is None else values.to(self._device, self._dtype)
+
+    def _reference_logprobs(self, batch: Batch) -> Tensor | None:
+        if self._reference is None or not self._uses_reference:
+            return None
+        with stats_tracker.record_timing("train_step/reference"):
+            return self._here(self._reference.logprobs(batch))
+
+    def _values(self, batch: Batch) -> Values | None:
+        if self.critic is None:
+            return None
+        with stats_tracker.record_timing("train_step/values"):
+            return self.critic.values(batch)
+
+    def _update_critic(self, batch: Batch, values: Values | None, returns: Tensor) -> None:
+        if self.critic is None or values is None:
+            return
+        if self.critic.is_shared:
+            record_values(batch, values, returns)
+            return
+        with stats_tracker.record_timing("train_step/critic"):
+            self.critic.update(batch, values, returns)
+
+    def _kl_rewards(
+        self, batch: Batch, proximal: Tensor | None, reference: Tensor | None
+    ) -> Tensor | None:
         config = self.config
-        if not config.overlong_reward_penalty:
-            return torch.zeros(batch.num_rows, dtype=torch.float64)
-        assert config.overlong_tokens is not None, "checked in ActorConfig"
-        assert config.overlong_penalty_factor is not None, "checked in ActorConfig"
-        lengths = torch.zeros(batch.num_rows, dtype=torch.int64)
-        lengths.index_add_(0, batch.rows, batch.loss_mask.long())
-        return normalization.overlong_penalty(
-            lengths,
-            max_new_tokens=config.max_new_tokens,
-            overlong_tokens=config.overlong_tokens,
-            factor=config.overlong_penalty_factor,
+        if not config.kl_ctl:
+            return None
+        assert proximal is not None and reference is not None, "kl_ctl asks for both"
+        rewards = advantage.kl_rewards(
+            config.kl_estimator,
+            proximal,
+            reference,
+            batch.loss_mask.to(self._device),
+            coefficient=config.kl_ctl,
         )
-
-    def _shape_reward(self, rewards: Tensor) -> Tensor:
-        config = self.config
-        shaped = (rewards + config.reward_bias) * config.reward_scaling
-        return shaped.clamp(-config.reward_clip, config.reward_clip)
+        return rewards.cpu()
 
     def _proximal(self, batch: Batch) -> Tensor | None:
         """[T] log-probs that ratios are taken against; None: those of the weights as they are.
@@ -183,19 +224,21 @@ class Actor:
             )
         is_own = config.recompute_logprob or config.use_decoupled_loss
         if batch.logprobs is not None and not is_own:
-            return batch.logprobs.to(self._device, self._dtype)
-        if config.ppo_n_minibatches > 1 or config.m2_threshold is not None:
-            return self._recompute(batch)
-        return None
+            return self._here(batch.logprobs)
+        is_needed_now = config.m2_threshold is not None or bool(config.kl_ctl)
+        if self._interpolates or (config.ppo_n_minibatches == 1 and not is_needed_now):
+            return None
+        with stats_tracker.record_timing("train_step/recompute_logprob"):
+            return score(
+                self.model,
+                batch.without_choices(),
+                temperature=self.temperature,
+                max_tokens=config.max_tokens_per_mb,
+            )
 
-    @torch.no_grad()
-    def _recompute(self, batch: Batch) -> Tensor:
-        """[T] log-probs of the trained tokens under the current weights."""
-        logprobs = torch.zeros(batch.num_tokens, dtype=self._dtype, device=self._device)
-        for micro_batch in self._micro_batches(batch, range(batch.num_rows)):
-            predicted, _ = predicted_logprobs(self.model, micro_batch, self.temperature)
-            logprobs[micro_batch.tokens] = predicted[micro_batch.slots]
-        return logprobs
+    @property
+    def _interpolates(self) -> bool:
+        return self.config.prox_logp_method == "loglinear"
 
     def _micro_batches(self, batch: Batch, rows: Sequence[int]) -> Iterator[MicroBatch]:
         config = self.config
@@ -208,7 +251,7 @@ class Actor:
             yield micro_batch.to(self._device)
 
     def _step(
-        self, batch: Batch, rows: list[int], proximal: Tensor | None, tokens: TokenRecord
+        self, batch: Batch, rows: list[int], evidence: Evidence, record: TokenRecord
     ) -> StepRecord:
         """One optimizer step on these rows; without a trained token nothing is touched."""
         config = self.config
@@ -216,20 +259,24 @@ class Actor:
         in_step[rows] = True
         mask = batch.loss_mask & batch.to_tokens(in_step)
         if config.m2_threshold is not None:
-            assert batch.logprobs is not None and proximal is not None, "checked in _proximal"
+            assert batch.logprobs is not None and evidence.proximal is not None, "see _proximal"
             mask = correction.m2po_mask(
-                proximal.cpu(), batch.logprobs, mask, threshold=config.m2_threshold
+                evidence.proximal.cpu(), batch.logprobs, mask, threshold=config.m2_threshold
             )
-        weights = loss.aggregation_weights(
-            config.loss_aggregation,
-            mask,
-            batch.rows,
-            batch.rollouts,
-            horizon=config.loss_horizon,
-        ).to(self._device, self._dtype)
+        shared = self.critic if self.critic is not None and self.critic.is_shared else None
+        parts = components(
+            config, None if shared is None else shared.config, batch, mask, evidence, record
+        )
         step = StepRecord()
         for micro_batch in self._micro_batches(batch, rows):
-            self._backward(batch, micro_batch, proximal, weights, tokens)
+            predictions = self._predict(batch, micro_batch, evidence)
+            self._backward(parts, predictions, step)
+            record.write(
+                predictions.places,
+                new_logprobs=predictions.new,
+                proximal=predictions.old,
+                entropies=predictions.entropies,
+            )
             step.num_micro_batches += 1
             step.num_computed_tokens += len(micro_batch.input_ids)
         if step.num_micro_batches:
@@ -238,86 +285,63 @@ class Actor:
                 logger.warning("the gradient is not finite; this optimizer step is skipped")
         return step
 
-    def _backward(
-        self,
-        batch: Batch,
-        micro_batch: MicroBatch,
-        proximal: Tensor | None,
-        weights: Tensor,
-        tokens: TokenRecord,
-    ) -> None:
-        """Add the gradient of these tokens; the sum over micro-batches is the minibatch's."""
-        config, here, slots = self.config, micro_batch.tokens, micro_batch.slots
-        predicted, entropies = predicted_logprobs(self.model, micro_batch, self.temperature)
-        new, entropy = predicted[slots], entropies[slots]
-        old = new.detach() if proximal is None else proximal[here]
-        mask = torch.ones_like(here, dtype=torch.bool)
-        rows = micro_batch.rows
-        if batch.teacher is not None:
-            teacher = batch.teacher.logprobs.to(here.device)[here]
-            tokens.advantages[here] += config.distillation.weight * (
-                advantage.distillation_advantage(teacher, old, torch.isfinite(teacher))
-            )
-        policy = self._policy_loss(new, old, tokens.advantages[here], mask, rows)
-        losses = policy.loss
-        if config.use_decoupled_loss:
-            assert batch.logprobs is not None, "checked in _proximal"
-            behaviour = batch.logprobs.to(here.device)[here]
-            corrected = correction.behaviour_correction(
-                old, behaviour, mask, rows, config.rejection_sampling
-            )
-            losses = losses * corrected.weights
-            tokens.behaviour_weights[here] = corrected.weights
-            tokens.is_rejected[here] = corrected.is_touched
-        if config.entropy_coef:
-            losses = losses - config.entropy_coef * entropy
-        torch.autograd.backward((losses * weights[here]).sum())
-        self._optimizer.collect()
-        tokens.new_logprobs[here] = new.detach()
-        tokens.proximal[here] = old
-        tokens.entropies[here] = entropy.detach()
-        tokens.losses[here] = losses.detach()
-        tokens.ratios[here] = policy.ratio
-        tokens.is_clipped[here] = policy.is_clipped
-        tokens.is_dual_clipped[here] = policy.is_dual_clipped
-
-    def _policy_loss(
-        self, new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, rows: Tensor
-    ) -> loss.PolicyLoss:
-        config = self.config
-        if config.importance_sampling_level == "sequence":
-            log_ratios = loss.sequence_log_ratio(new, old, mask, rows)
-            advantages = loss.row_mean(advantages, mask, rows)
-        else:
-            log_ratios = loss.log_ratio(new, old, mask)
-        low, high = config.eps_clip, config.eps_clip_higher
-        if config.policy_loss == "cispo":
-            return loss.cispo(log_ratios, new, advantages, mask, eps_clip=low, eps_clip_higher=high)
-        if config.policy_loss == "sapo":
-            return loss.sapo(
-                log_ratios,
-                advantages,
-                mask,
-                tau_positive=config.sapo_tau_pos,
-                tau_negative=config.sapo_tau_neg,
-            )
-        return loss.ppo_clip(
-            log_ratios,
-            advantages,
-            mask,
-            eps_clip=low,
-            eps_clip_higher=high,
-            c_clip=config.c_clip,
+    def _predict(self, batch: Batch, micro_batch: MicroBatch, evidence: Evidence) -> Predictions:
+        """What the weights say now of the trained tokens of the micro-batch."""
+        hidden = hidden_states(self._trunk, micro_batch)
+        logprobs, entropies = logprobs_of(self.model, hidden, micro_batch, self.temperature)
+        here, slots = micro_batch.tokens, micro_batch.slots
+        logprobs, choices = logprobs[slots], None
+        if logprobs.ndim == 2:
+            logprobs, choices = logprobs[:, 0], logprobs[:, 1:]
+        values = None
+        if self.critic is not None and self.critic.is_shared:
+            values = self.critic.head.values(hidden[micro_batch.predictors])[slots]
+        return Predictions(
+            places=here,
+            rows=micro_batch.rows,
+            new=logprobs,
+            old=self._old(logprobs.detach(), here, batch, evidence),
+            entropies=entropies[slots],
+            choices=choices,
+            values=values,
         )
 
-    def _warn_of_singletons(self, batch: Batch) -> None:
-        norm = self.config.reward_norm
-        assert norm is not None, "called with reward_norm only"
-        singles = all(group.num_rollouts == 1 for group in batch.meta.rollout_groups)
-        if singles and norm.mean_level == "group" and not self._has_warned_of_singletons:
-            self._has_warned_of_singletons = True
-            logger.warning(
-                "every group has one episode and actor.reward_norm subtracts the group mean: all "
-                "advantages are 0 and nothing is learnt; raise rollout.group_size or set "
-                "actor.reward_norm=null"
+    def _old(self, new: Tensor, here: Tensor, batch: Batch, evidence: Evidence) -> Tensor:
+        """[M] the denominator of the ratio."""
+        if evidence.proximal is not None:
+            return evidence.proximal[here]
+        if not self._interpolates:
+            return new
+        assert evidence.behaviour is not None, "see _proximal"
+        if batch.versions is None:
+            raise WorkflowContractError(
+                "actor.prox_logp_method=loglinear needs the key 'versions' in the trajectories"
             )
+        return correction.loglinear_proximal(
+            new,
+            evidence.behaviour[here],
+            batch.versions.to(self._device)[here],
+            torch.ones_like(here, dtype=torch.bool),
+            current_version=self._optimizer.num_updates,
+        )
+
+    def _backward(
+        self, parts: Sequence[Component], predictions: Predictions, step: StepRecord
+    ) -> None:
+        """Add the gradient of these tokens; the sum over micro-batches is the minibatch's."""
+        totals = {part.name: part.total(predictions) for part in parts}
+        torch.autograd.backward(sum(totals.values(), predictions.new.new_zeros(())))
+        self._optimizer.collect()
+        for name, total in totals.items():
+            step.add_loss(name, total)
+
+
+def _end_ids(model: Any) -> tuple[int, ...]:
+    """Tokens that end a completion by the model's choice."""
+    generation = getattr(model, "generation_config", None)
+    ends = getattr(generation, "eos_token_id", None)
+    if ends is None:
+        ends = model.config.eos_token_id
+    if ends is None:
+        return ()
+    return tuple(ends) if isinstance(ends, list | tuple) else (ends,)

@@ -3,9 +3,7 @@
 Tensors are packed: ``[T]`` over the tokens of all rows, ``[R]`` over rows. Only trained tokens are
 steps: what stands off the mask (tool output, padding, a critic's value there) influences nothing.
 
-These methods are settings of normalization.py (mean_level, std_level of the reward; adv_norm):
-GRPO group, group; Dr.GRPO group, null; RLOO group leave-one-out, null; REINFORCE null, null;
-REINFORCE++ reward_norm null with adv_norm batch; its baseline variant group, null with adv_norm.
+Most methods are settings of the baseline, not code: docs/guides/training.md has the table.
 """
 
 from __future__ import annotations
@@ -22,9 +20,21 @@ def rewards_at_end(rewards: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
     Mask 1 1 0 0 and reward 1 -> 0 1 0 0: a reward on tool output would be lost or discounted.
     """
     places = torch.arange(len(mask), device=mask.device)
-    last = torch.full_like(rewards, -1, dtype=torch.int64)
-    last = last.scatter_reduce(0, rows[mask], places[mask], "amax")
-    return torch.where(mask & (places == last[rows]), rewards[rows], 0.0)
+    is_last = places == last_places(mask, rows, len(rewards))[rows]
+    return torch.where(mask & is_last, rewards[rows], 0.0)
+
+
+def last_trained(values: Tensor, mask: Tensor, rows: Tensor, num_rows: int) -> Tensor:
+    """[T] -> [R]: the value at each row's last trained token; 0 for a row without one."""
+    last = last_places(mask, rows, num_rows)
+    return torch.where(last < 0, 0.0, values[last.clamp(min=0)])
+
+
+def last_places(mask: Tensor, rows: Tensor, num_rows: int) -> Tensor:
+    """[R] index of the last trained token of each row; -1: there is none."""
+    places = torch.arange(len(mask), device=mask.device)
+    last = torch.full((num_rows,), -1, dtype=torch.int64, device=mask.device)
+    return last.scatter_reduce(0, rows[mask], places[mask], "amax")
 
 
 def generalized_advantage(
@@ -75,21 +85,17 @@ def generalized_advantage(
     return result
 
 
-def length_weighted_baseline(rewards: Tensor, lengths: Tensor, groups: Tensor) -> Tensor:
-    """OPO: r - sum(length r) / sum(length) over the group, [R] (arxiv.org/abs/2505.23585).
+def length_weighted_mean(rewards: Tensor, lengths: Tensor, groups: Tensor) -> Tensor:
+    """OPO: the baseline sum(length r) / sum(length) of each value's group, nan left out.
 
-    Rewards 1 0 with 3 and 1 trained tokens: baseline 0.75 -> 0.25, -0.75.
+    arxiv.org/abs/2505.23585. Rewards 1 0 with 3 and 1 trained tokens -> 0.75, 0.75.
     """
-    num_groups = int(groups.max()) + 1
-    sums = torch.zeros(2, num_groups, dtype=torch.float64, device=rewards.device)
-    sums[0].index_add_(0, groups, rewards.double() * lengths)
-    sums[1].index_add_(0, groups, lengths.double())
-    return rewards - (sums[0] / sums[1].clamp(min=1.0))[groups]
-
-
-def greedy_baseline(rewards: Tensor, greedy_rewards: Tensor, groups: Tensor) -> Tensor:
-    """ReMax: r - reward of the greedy completion of the same prompt (arxiv.org/abs/2310.10505)."""
-    return rewards - greedy_rewards[groups]
+    known = torch.isfinite(rewards)
+    weights = torch.where(known, lengths.double(), 0.0)
+    sums = torch.zeros(2, int(groups.max()) + 1, dtype=torch.float64, device=rewards.device)
+    sums[0].index_add_(0, groups, torch.where(known, rewards.double(), 0.0) * weights)
+    sums[1].index_add_(0, groups, weights)
+    return (sums[0] / sums[1].clamp(min=1.0))[groups]
 
 
 def distillation_advantage(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:

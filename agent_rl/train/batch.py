@@ -19,10 +19,12 @@ from torch import Tensor
 
 from agent_rl.errors import WorkflowContractError
 from agent_rl.train import teacher, tree
+from agent_rl.train.advantage import last_places
 from agent_rl.train.teacher import Teacher
 from agent_rl.types import RolloutGroup, TensorDict, TrajBatchMeta
 
 _PER_TOKEN = ("attention_mask", "loss_mask", "logprobs", "versions", "temperatures")
+_PER_ROW = ("rewards", "baseline_rewards", "is_truncated")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,8 @@ class Batch:
     temperatures: Tensor | None  # [T] float32, that logprobs are stated under; 1 off the mask
     teacher: Teacher | None
     rewards: Tensor  # [R] float64; nan: not known
+    baseline_rewards: Tensor | None  # [R] float64, what the workflow gave to compare with
+    is_truncated: Tensor | None  # [R] bool: the row ended at a limit, not by the model's choice
     lengths: tuple[int, ...]
     meta: TrajBatchMeta
 
@@ -48,7 +52,8 @@ class Batch:
 
         Keys: input_ids, attention_mask, loss_mask [rows, S] and rewards [rows]; optional are
         logprobs, versions, temperatures, teacher_logprobs [rows, S], teacher_topk_ids and
-        teacher_topk_logprobs [rows, S, k], and rollout_group.
+        teacher_topk_logprobs [rows, S, k], baseline_rewards and is_truncated [rows], and
+        rollout_group.
 
         Raises:
             WorkflowContractError: a key is missing or has a wrong shape, a trained token has no
@@ -72,7 +77,12 @@ class Batch:
             if key in checked[0][0]
         }
         lengths = tuple(int(n) for mask in attended for n in mask.sum(1))
-        rewards = torch.cat([tensors["rewards"] for tensors, _ in checked]).double()
+        per_row = {
+            key: torch.cat([tensors[key] for tensors, _ in checked])
+            for key in _PER_ROW
+            if key in checked[0][0]
+        }
+        rewards = per_row["rewards"].double()
         known = torch.isfinite(rewards)
         mask = packed["loss_mask"].bool()
         taught = teacher.join_teachers([tensors for tensors, _ in checked], attended, mask)
@@ -87,6 +97,8 @@ class Batch:
             temperatures=_temperatures(packed.get("temperatures"), mask),
             teacher=taught,
             rewards=torch.where(known, rewards, torch.nan),
+            baseline_rewards=_as(torch.float64, per_row.get("baseline_rewards")),
+            is_truncated=_as(torch.bool, per_row.get("is_truncated")),
             lengths=lengths,
             meta=TrajBatchMeta(
                 traj_group_sizes=tuple(group.num_rows for _, group in checked),
@@ -126,13 +138,42 @@ class Batch:
         return torch.repeat_interleave(torch.arange(len(sizes)), sizes)
 
     @property
+    def rollout_groups(self) -> Tensor:
+        """[logical rollouts] the trajectory of each."""
+        counts = torch.tensor([group.num_rollouts for group in self.meta.rollout_groups])
+        return torch.repeat_interleave(torch.arange(len(counts)), counts)
+
+    @property
     def rewarded(self) -> Tensor:
         """[T] trained tokens of rows with a known reward."""
         return self.loss_mask & self.to_tokens(torch.isfinite(self.rewards))
 
+    def truncated(self, end_ids: Sequence[int]) -> Tensor:
+        """[R] rows that ended at a limit: as given, or by their last trained token.
+
+        Without ``is_truncated`` in the trajectories, a row that does not end with one of the ids.
+        """
+        if self.is_truncated is not None:
+            return self.is_truncated
+        if not end_ids:
+            return torch.zeros(self.num_rows, dtype=torch.bool)
+        last = last_places(self.loss_mask, self.rows, self.num_rows)
+        is_end = torch.isin(self.token_ids, torch.tensor(end_ids))
+        return (last >= 0) & ~is_end[last.clamp(min=0)]
+
+    def without_rows(self, is_left_out: Tensor) -> Batch:
+        """No token of these rows is trained."""
+        return replace(self, loss_mask=self.loss_mask & ~self.to_tokens(is_left_out))
+
     def without_teacher(self) -> Batch:
         """As if no trajectory had a teacher."""
         return replace(self, teacher=None, loss_mask=self.rewarded)
+
+    def without_choices(self) -> Batch:
+        """For passes that need no log-probs but those of the sampled tokens."""
+        if self.teacher is None:
+            return self
+        return replace(self, teacher=self.teacher.narrowed(0))
 
     def to_tokens(self, per_row: Tensor) -> Tensor:
         """[R] -> [T]."""
@@ -153,8 +194,10 @@ class MicroBatch:
     predictors: Tensor  # [K]
     targets: Tensor  # [K]
     temperatures: Tensor | None  # [K]; None: that of the run
+    choices: Tensor | None  # [K, k] other ids whose log-probs are wanted: the teacher's likeliest
     slots: Tensor  # [M]
     tokens: Tensor  # [M]
+    nodes: Tensor  # [M] the node of each trained token itself
     rows: Tensor  # [M] row of the batch; every trained token of a row is in the same micro-batch
 
     def to(self, device: torch.device) -> MicroBatch:
@@ -186,10 +229,7 @@ def micro_batches(
         max_tokens=max_tokens,
         share_prefixes=share_prefixes,
     )
-    return [
-        _micro_batch(forest, [chosen[i] for i in forest.rows], batch.temperatures)
-        for forest in forests
-    ]
+    return [_micro_batch(forest, [chosen[i] for i in forest.rows], batch) for forest in forests]
 
 
 class _Row(NamedTuple):
@@ -199,9 +239,7 @@ class _Row(NamedTuple):
     """Indices inside the row."""
 
 
-def _micro_batch(
-    forest: tree.Forest, rows: Sequence[_Row], temperatures: Tensor | None
-) -> MicroBatch:
+def _micro_batch(forest: tree.Forest, rows: Sequence[_Row], batch: Batch) -> MicroBatch:
     nodes, predictors, tokens, numbers = [], [], [], []
     for row_nodes, row in zip(forest.nodes, rows, strict=True):
         nodes.append(row_nodes[row.trained])
@@ -209,22 +247,27 @@ def _micro_batch(
         tokens.append(row.start + row.trained)
         numbers.append(np.full_like(row.trained, row.number))
     trained, places = np.concatenate(nodes), np.concatenate(tokens)
-    if temperatures is None:
+    temperatures = batch.temperatures
+    topk_ids = None if batch.teacher is None else batch.teacher.topk_ids
+    if topk_ids is not None:  # hints differ by row, and with them what a teacher finds likely
+        keys = places[:, None]
+    elif temperatures is None:
         keys = trained[:, None]
     else:  # rows share a prediction only where they state it under one temperature
         keys = np.stack([trained, temperatures[torch.from_numpy(places)].numpy()], axis=1)
     _, first, slots = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    first_places = torch.from_numpy(places[first])
     return MicroBatch(
         input_ids=torch.from_numpy(forest.token_ids),
         positions=torch.from_numpy(forest.positions),
         segments=forest.segments,
         predictors=torch.from_numpy(np.concatenate(predictors)[first]),
         targets=torch.from_numpy(forest.token_ids[trained[first]]),
-        temperatures=None
-        if temperatures is None
-        else temperatures[torch.from_numpy(places[first])],
+        temperatures=None if temperatures is None else temperatures[first_places],
+        choices=None if topk_ids is None else topk_ids[first_places],
         slots=torch.from_numpy(slots.reshape(-1)),
         tokens=torch.from_numpy(places),
+        nodes=torch.from_numpy(trained),
         rows=torch.from_numpy(np.concatenate(numbers)),
     )
 
@@ -253,6 +296,10 @@ def minibatches(batch: Batch, count: int) -> list[list[int]]:
 
 def _per_token(per_row: Tensor, lengths: tuple[int, ...]) -> Tensor:
     return torch.repeat_interleave(per_row, torch.tensor(lengths, device=per_row.device))
+
+
+def _as(dtype: torch.dtype, values: Tensor | None) -> Tensor | None:
+    return None if values is None else values.to(dtype)
 
 
 def _masked(values: Tensor | None, mask: Tensor, filler: int) -> Tensor | None:
@@ -295,7 +342,7 @@ def _checked(trajectory: TensorDict) -> tuple[dict[str, Tensor], RolloutGroup]:
     """The tensors of one trajectory and its group; without a group each row is a rollout."""
     tensors = {
         key: value.detach().cpu()
-        for key in ("input_ids", *_PER_TOKEN, *teacher.KEYS, "rewards")
+        for key in ("input_ids", *_PER_TOKEN, *teacher.KEYS, *_PER_ROW)
         if isinstance(value := trajectory.get(key), Tensor)
     }
     for key in ("input_ids", "attention_mask", "loss_mask", "rewards"):
@@ -305,7 +352,7 @@ def _checked(trajectory: TensorDict) -> tuple[dict[str, Tensor], RolloutGroup]:
     if len(shape) != 2 or not shape[0]:
         raise WorkflowContractError(f"input_ids must be [rows, tokens], got {tuple(shape)}")
     expected: Mapping[str, tuple[int, ...]] = {
-        key: (shape[0],) if key == "rewards" else tuple(shape) for key in tensors
+        key: (shape[0],) if key in _PER_ROW else tuple(shape) for key in tensors
     }
     for key, value in tensors.items():
         if key not in teacher.KEYS and tuple(value.shape) != expected[key]:

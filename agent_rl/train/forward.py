@@ -18,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from agent_rl.errors import ConfigError
-from agent_rl.train.batch import MicroBatch
+from agent_rl.train.batch import Batch, MicroBatch, micro_batches
 from agent_rl.train.tree import Segment
 
 _ATTENTION = "agent_rl_segments"
@@ -33,21 +33,52 @@ def predicted_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Log-prob [K] of each target, with gradient, and entropy [K] of its distribution.
 
+    With ``choices`` in the micro-batch the log-probs are [K, 1 + k]: of the target, then of each
+    choice. Inside ``segment_attention`` only.
+    """
+    hidden = hidden_states(model.base_model, micro_batch)
+    return logprobs_of(model, hidden, micro_batch, temperature)
+
+
+def hidden_states(trunk: Any, micro_batch: MicroBatch) -> Tensor:
+    """[N, hidden size] of all nodes, with gradient. ``trunk``: the model without its head.
+
     Inside ``segment_attention`` only.
     """
-    plans = [_plan(segment, micro_batch) for segment in micro_batch.segments]
-    hidden = model.base_model(
+    hidden: Tensor = trunk(
         input_ids=micro_batch.input_ids[None],
         position_ids=micro_batch.positions[None],
         use_cache=False,
-        segment_plans=plans,
+        segment_plans=[_plan(segment, micro_batch) for segment in micro_batch.segments],
     ).last_hidden_state[0]
-    head = model.get_output_embeddings()
-    chosen = hidden.index_select(0, micro_batch.predictors)
+    return hidden
+
+
+def logprobs_of(
+    model: Any, hidden: Tensor, micro_batch: MicroBatch, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """``predicted_logprobs`` from hidden states that are known already."""
+    targets, choices = micro_batch.targets, micro_batch.choices
     own = micro_batch.temperatures
     return token_logprobs(
-        chosen, head.weight, micro_batch.targets, temperature if own is None else own
+        hidden.index_select(0, micro_batch.predictors),
+        model.get_output_embeddings().weight,
+        targets if choices is None else torch.cat([targets[:, None], choices], dim=1),
+        temperature if own is None else own,
     )
+
+
+@torch.no_grad()
+def score(model: Any, batch: Batch, *, temperature: float, max_tokens: int) -> Tensor:
+    """[T] log-probs of the trained tokens, 0 elsewhere. Inside ``segment_attention`` only."""
+    dtype = torch.promote_types(model.dtype, torch.float32)
+    logprobs = torch.zeros(batch.num_tokens, dtype=dtype, device=model.device)
+    every = range(batch.num_rows)
+    for part in micro_batches(batch, every, max_tokens=max_tokens, share_prefixes=True):
+        here = part.to(model.device)
+        predicted, _ = predicted_logprobs(model, here, temperature)
+        logprobs[here.tokens] = predicted[here.slots]
+    return logprobs
 
 
 @contextmanager
@@ -96,8 +127,10 @@ def check_model(model: Any) -> None:
         predictors=places,
         targets=ids[1:],
         temperatures=None,
+        choices=None,
         slots=places,
         tokens=places,
+        nodes=places + 1,
         rows=torch.zeros_like(places),
     )
     with torch.no_grad():
@@ -116,9 +149,10 @@ def check_model(model: Any) -> None:
 def token_logprobs(
     hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float | Tensor
 ) -> tuple[Tensor, Tensor]:
-    """log_softmax(hidden @ weight.T / temperature) at the targets, and the entropy; both [K].
+    """log_softmax(hidden @ weight.T / temperature) at the targets, and the entropy [K].
 
-    ``temperature`` is one for all or [K]. Logits 2 and 0, target 0, at 0.5 -> -0.018150.
+    ``targets`` are [K] or [K, C], and so are the log-probs. ``temperature`` is one for all or [K].
+    Logits 2 and 0, target 0, at 0.5 -> -0.018150.
     """
     apply = cast("Callable[..., tuple[Tensor, Tensor]]", _TokenLogprobs.apply)
     return apply(hidden, weight, targets, temperature)
@@ -133,7 +167,9 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         log_sums = torch.empty(len(targets), dtype=dtype, device=hidden.device)
-        logprobs, entropies = torch.empty_like(log_sums), torch.empty_like(log_sums)
+        entropies = torch.empty_like(log_sums)
+        columns = targets.view(len(targets), -1)
+        logprobs = torch.empty(columns.shape, dtype=dtype, device=hidden.device)
         ctx.kept = [] if len(targets) * len(weight) <= _KEPT_ELEMENTS else None
         for part in _chunks(len(targets), len(weight)):
             logits = _logits(hidden[part], weight, _divisor(temperature, part), dtype)
@@ -141,26 +177,27 @@ class _TokenLogprobs(torch.autograd.Function):
             powers = (logits - peaks[:, None]).exp_()
             sums = powers.sum(-1)
             log_sums[part] = sums.log() + peaks
-            logprobs[part] = logits.gather(1, targets[part, None])[:, 0] - log_sums[part]
+            logprobs[part] = logits.gather(1, columns[part]) - log_sums[part, None]
             # H = log Z - sum p x
             entropies[part] = log_sums[part] - torch.linalg.vecdot(powers, logits) / sums
             if ctx.kept is not None:
                 ctx.kept.append(logits)
-        ctx.save_for_backward(hidden, weight, targets, log_sums, entropies)
+        ctx.save_for_backward(hidden, weight, columns, log_sums, entropies)
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)
-        return logprobs, entropies
+        return logprobs.view(targets.shape), entropies
 
     @staticmethod
     def backward(
         ctx: Any, grad_logprobs: Tensor | None, grad_entropies: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, None, None]:
-        hidden, weight, targets, log_sums, entropies = ctx.saved_tensors
+        hidden, weight, columns, log_sums, entropies = ctx.saved_tensors
         if grad_logprobs is None:
-            grad_logprobs = torch.zeros_like(log_sums)
+            grad_logprobs = torch.zeros_like(columns, dtype=log_sums.dtype)
+        grad_logprobs = grad_logprobs.view(columns.shape)
         grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        for i, part in enumerate(_chunks(len(targets), len(weight))):
+        for i, part in enumerate(_chunks(len(columns), len(weight))):
             if ctx.kept is not None:
                 logits = ctx.kept[i]
             else:
@@ -168,11 +205,11 @@ class _TokenLogprobs(torch.autograd.Function):
                 logits = _logits(hidden[part], weight, divisor, log_sums.dtype)
             logs = logits - log_sums[part, None]
             # dlog p(y)/dx = [y] - p and dH/dx = -p (log p + H)
-            factor = grad_logprobs[part, None]
+            factor = grad_logprobs[part].sum(1, keepdim=True)
             if grad_entropies is not None:
                 factor = factor + (logs + entropies[part, None]) * grad_entropies[part, None]
             grad = logs.exp_().mul_(factor).neg_()
-            grad.scatter_add_(1, targets[part, None], grad_logprobs[part, None])
+            grad.scatter_add_(1, columns[part], grad_logprobs[part])
             grad = grad.div_(_divisor(ctx.temperature, part)).to(hidden.dtype)
             if grad_hidden is not None:
                 torch.mm(grad, weight, out=grad_hidden[part])

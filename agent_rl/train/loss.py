@@ -217,13 +217,20 @@ def value_loss(
     )
 
 
-def distillation(new: Tensor, behaviour: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
-    """-exp(new - behaviour) sg(teacher - new): the policy gradient of -KL(new || teacher).
+def topk_distillation(student: Tensor, teacher: Tensor) -> Tensor:
+    """[M] KL(student || teacher) over k tokens and one bucket for all others.
 
-    On-policy distillation (arxiv.org/abs/2306.13649); teacher -1, new = behaviour = -1.5 -> -0.5.
+    On-policy distillation (arxiv.org/abs/2306.13649) from the log-probs [M, k] of the teacher's
+    likeliest tokens. Student 0.5, teacher 0.8 of one token: 0.5 ln(5/8) + 0.5 ln(5/2) = 0.223144.
     """
-    gain = log_ratio(teacher, new, mask).detach()
-    return torch.where(mask, -log_ratio(new, behaviour, mask).exp() * gain, 0.0)
+    student_all, teacher_all = _with_rest(student), _with_rest(teacher.to(student.dtype))
+    return (student_all.exp() * (student_all - teacher_all)).sum(1)
+
+
+def _with_rest(logprobs: Tensor) -> Tensor:
+    """[M, k] -> [M, k + 1]: the log of the probability that is left, at least 1e-6."""
+    total = logprobs.exp().sum(1, keepdim=True)
+    return torch.cat([logprobs, torch.log1p(-total.clamp(max=1.0 - 1e-6))], dim=1)
 
 
 def _squared(difference: Tensor, huber_delta: float | None) -> Tensor:

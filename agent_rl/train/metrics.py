@@ -7,7 +7,7 @@ each token is written by the one optimizer step it belongs to. Keys are under ``
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,6 +29,12 @@ class StepRecord:
     is_successful: bool = False
     num_micro_batches: int = 0
     num_computed_tokens: int = 0
+    losses: dict[str, Tensor] = field(default_factory=dict)
+    """The minibatch's loss by component, summed over micro-batches."""
+
+    def add_loss(self, name: str, part: Tensor) -> None:
+        part = part.detach()
+        self.losses[name] = self.losses[name] + part if name in self.losses else part
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,8 +70,15 @@ class TokenRecord:
             is_rejected=no.clone(),
         )
 
+    def write(self, places: Tensor, **values: Tensor) -> None:
+        """Set fields of the tokens at ``places``."""
+        for name, value in values.items():
+            getattr(self, name)[places] = value.detach()
 
-def record_batch(batch: Batch, advantages: Tensor, config: ActorConfig) -> None:
+
+def record_batch(
+    batch: Batch, advantages: Tensor, config: ActorConfig, is_truncated: Tensor
+) -> None:
     """Rewards, lengths and groups as they came, and the advantages made of them."""
     mask = batch.loss_mask
     lengths = torch.tensor(batch.lengths, dtype=torch.float32)
@@ -84,7 +97,12 @@ def record_batch(batch: Batch, advantages: Tensor, config: ActorConfig) -> None:
         stats_tracker.stat("correct_n_seqs", correct_seq_len=lengths)
         stats_tracker.stat("incorrect_n_seqs", incorrect_seq_len=lengths)
         stats_tracker.stat("n_rewarded_seqs", task_reward=batch.rewards.float())
-        stats_tracker.stat("n_seqs", prompt_len=_prompt_lengths(batch), seq_len=lengths)
+        stats_tracker.stat(
+            "n_seqs",
+            prompt_len=_prompt_lengths(batch),
+            seq_len=lengths,
+            no_eos_ratios=is_truncated.float(),
+        )
         stats_tracker.stat("n_valid_tokens", advantages=advantages.float())
         _record_groups(batch, advantages)
         if batch.versions is not None:
@@ -128,6 +146,7 @@ def record_update(
                 update_successful=step.is_successful,
                 num_micro_batches=step.num_micro_batches,
                 n_computed_tokens=step.num_computed_tokens,
+                **{f"loss/{name}": float(total) for name, total in step.losses.items()},
             )
         stats_tracker.scalar(lr=lr)
 

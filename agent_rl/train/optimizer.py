@@ -71,6 +71,11 @@ class Optimizer:
     def lr(self) -> float:
         return self._config.lr * lr_multiplier(self._num_updates, self._total_steps, self._config)
 
+    @property
+    def num_updates(self) -> int:
+        """Updates that ended before: the version of the weights."""
+        return self._num_updates
+
     @torch.no_grad()
     def collect(self) -> None:
         """Add the gradients of low-precision weights to those of their float32 masters."""

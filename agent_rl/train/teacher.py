@@ -32,6 +32,31 @@ class Teacher:
         """[T] trained tokens that the teacher speaks of."""
         return torch.isfinite(self.logprobs)
 
+    def narrowed(self, k: int) -> Teacher:
+        """With the first ``k`` of the likeliest tokens; 0: with none.
+
+        Raises:
+            WorkflowContractError: a token that the teacher speaks of has fewer than ``k``.
+        """
+        if not k:
+            return Teacher(logprobs=self.logprobs)
+        given = 0 if self.topk_ids is None else self.topk_ids.shape[1]
+        if self.topk_ids is None or self.topk_logprobs is None or given < k:
+            raise WorkflowContractError(
+                f"actor.distillation.topk={k}, but the trajectories have {given} likeliest tokens "
+                f"({KEYS[1]}, {KEYS[2]})"
+            )
+        narrowed = Teacher(
+            logprobs=self.logprobs,
+            topk_ids=self.topk_ids[:, :k],
+            topk_logprobs=self.topk_logprobs[:, :k],
+        )
+        if bool((self.is_known & ~narrowed.is_topk_known).any()):
+            raise WorkflowContractError(
+                f"actor.distillation.topk={k}, but some tokens with {KEYS[0]} have no {KEYS[2]}"
+            )
+        return narrowed
+
     @property
     def is_topk_known(self) -> Tensor:
         """[T] of these, the ones with log-probs of the k likeliest tokens."""

@@ -9,13 +9,13 @@ import torch
 from tiny_batches import groups, tiny_model, trajectory
 
 from agent_rl import small_model, stats_tracker
-from agent_rl.config import ActorConfig, NormConfig, OptimizerConfig
+from agent_rl.config import ActorConfig, OptimizerConfig
 from agent_rl.errors import WorkflowContractError
 from agent_rl.train.actor import Actor
 from agent_rl.train.batch import Batch, micro_batches
 from agent_rl.train.checkpoint import load_state, save_state
 from agent_rl.train.forward import predicted_logprobs, segment_attention
-from agent_rl.types import RolloutGroup, TensorDict
+from agent_rl.types import TensorDict
 
 
 def weights_after(trajectories: list[TensorDict], config: ActorConfig) -> torch.Tensor:
@@ -69,79 +69,6 @@ def test_state_continues_exactly(tmp_path: Path) -> None:
     resumed.update(second)
     for a, b in zip(model.parameters(), resumed_model.parameters(), strict=True):
         assert torch.equal(a, b)
-
-
-def advantages_of(config: ActorConfig, trajectories: list[TensorDict]) -> list[float]:
-    actor = Actor(tiny_model(), config, total_steps=1, temperature=1.0)
-    result: list[float] = actor.compute_advantages(Batch.from_trajectories(trajectories)).tolist()
-    return result
-
-
-def test_grpo_is_the_default() -> None:
-    """Rewards 1 and 0 of one prompt: +-0.5 / (0.7071 + 1e-5) on the trained tokens."""
-    got = advantages_of(
-        ActorConfig(), [trajectory([[1, 2, 3], [1, 4]], [[0, 1, 1], [0, 1]], [1, 0])]
-    )
-    assert got == pytest.approx([0, 0.70710, 0.70710, 0, -0.70710], abs=1e-4)
-
-
-def test_overlong_penalty_bias_scale_and_clip() -> None:
-    """Rewards 1, 2 | 4, lengths 3, 1 | 2, references 1 and 4: 2, 6 | 8 around 6 with std 2."""
-    rows = trajectory(
-        [[1, 2, 3, 4], [1, 2], [1, 2, 3]], [[0, 1, 1, 1], [0, 1], [0, 1, 1]], [1.0, 2.0, 4.0]
-    )
-    rows["rollout_group"] = RolloutGroup(row_counts=(2, 1), rewards=(1.0, 4.0))
-    config = ActorConfig(
-        overlong_reward_penalty=True,
-        overlong_tokens=2,
-        overlong_penalty_factor=1.0,
-        max_new_tokens=3,
-        reward_bias=1.0,
-        reward_scaling=2.0,
-        reward_clip=8.0,
-        reward_norm=NormConfig(mean_level="group", std_level="group", std_unbiased=False),
-    )
-    got = advantages_of(config, [rows])
-    assert got == pytest.approx([0, -2, -2, -2, 0, 0, 0, 1, 1], abs=1e-4)
-
-
-def test_reward_clip_limits_the_reference() -> None:
-    """Clip 1, reference 3, rows 1 and 3: everything becomes 1 and nothing is left."""
-    rows = trajectory([[1, 2], [1, 3]], [[0, 1], [0, 1]], [1.0, 3.0])
-    rows["rollout_group"] = RolloutGroup(row_counts=(2,), rewards=(3.0,))
-    assert advantages_of(ActorConfig(reward_clip=1.0), [rows]) == [0.0] * 4
-
-
-@pytest.mark.parametrize(("rewards", "lengths"), [((1.0, 1.0), (3, 1)), ((1.0, 2.0), (1, 3))])
-def test_a_penalty_hides_no_ambiguity(
-    rewards: tuple[float, float], lengths: tuple[int, int]
-) -> None:
-    """Equal rows that a penalty makes differ, and differing rows it makes equal: both refused."""
-    rows = trajectory(
-        [[1] + [2] * n for n in lengths], [[0] + [1] * n for n in lengths], rewards, row_counts=(2,)
-    )
-    config = ActorConfig(
-        overlong_reward_penalty=True,
-        overlong_tokens=2,
-        overlong_penalty_factor=1.0,
-        max_new_tokens=3,
-    )
-    with pytest.raises(WorkflowContractError, match="explicit rollout_reward"):
-        advantages_of(config, [rows])
-
-
-def test_a_group_of_one_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    """Case B94: group statistics over one episode learn nothing; without them the reward counts."""
-    rows = [trajectory([[1, 2]], [[0, 1]], [1.0])]
-    assert advantages_of(ActorConfig(), rows) == [0.0, 0.0]
-    assert "raise rollout.group_size" in caplog.text
-    assert advantages_of(ActorConfig(reward_norm=None), rows) == [0.0, 1.0]
-
-
-def test_discount_over_trained_tokens() -> None:
-    rows = [trajectory([[1, 2, 3, 4]], [[0, 1, 0, 1]], [1.0])]
-    config = ActorConfig(reward_norm=None, gamma=0.5)
-    assert advantages_of(config, rows) == [0.0, 0.5, 0.0, 1.0]
 
 
 OPTIONS: list[dict[str, object]] = [

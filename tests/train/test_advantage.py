@@ -92,18 +92,25 @@ def test_row_without_trained_tokens() -> None:
     assert gae([0, 0], [0, 0], 1.0, 1.0) == [0.0, 0.0]
 
 
-def test_length_weighted_baseline() -> None:
-    got = advantage.length_weighted_baseline(
-        torch.tensor([1.0, 0.0, 2.0]), torch.tensor([3, 1, 5]), torch.tensor([0, 0, 1])
+def test_length_weighted_mean() -> None:
+    """Rewards 1 0 of 3 and 1 tokens: 3 / 4; a group of its own: itself; nan counts nowhere."""
+    got = advantage.length_weighted_mean(
+        torch.tensor([1.0, 0.0, 2.0, math.nan]),
+        torch.tensor([3, 1, 5, 7]),
+        torch.tensor([0, 0, 1, 0]),
     )
-    assert got.tolist() == [0.25, -0.75, 0.0]
+    assert got.tolist() == [0.75, 0.75, 2.0, 0.75]
 
 
-def test_greedy_baseline() -> None:
-    got = advantage.greedy_baseline(
-        torch.tensor([1.0, 0.0, 1.0]), torch.tensor([1.0, 0.0]), torch.tensor([0, 0, 1])
+def test_last_trained() -> None:
+    """Mask 1 1 0 | 0 | 0 1: the values at the second token, none, the last."""
+    got = advantage.last_trained(
+        torch.tensor([1.0, 2.0, 9.0, 9.0, 9.0, 3.0]),
+        torch.tensor([True, True, False, False, False, True]),
+        torch.tensor([0, 0, 0, 1, 2, 2]),
+        3,
     )
-    assert got.tolist() == [0.0, -1.0, 1.0]
+    assert got.tolist() == [2.0, 0.0, 3.0]
 
 
 def test_distillation_advantage_and_its_sum_with_a_reward() -> None:

@@ -158,6 +158,23 @@ def test_chunked_logprobs_and_entropy(
         torch.testing.assert_close(ours, theirs)
 
 
+def test_several_targets_of_one_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target and two choices, one of them the target again: values, gradients, entropies."""
+    monkeypatch.setattr(forward, "_CHUNK_ELEMENTS", 14)
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(5, 4, dtype=torch.float64, generator=generator).requires_grad_()
+    weight = torch.randn(7, 4, dtype=torch.float64, generator=generator).requires_grad_()
+    targets = torch.tensor([[0, 1, 2], [6, 6, 3], [3, 0, 1], [3, 4, 5], [1, 2, 3]])
+    factors = torch.randn(5, 3, dtype=torch.float64, generator=generator)
+    expected = (hidden @ weight.T / 0.7).log_softmax(-1).gather(1, targets)
+    got, _ = forward.token_logprobs(hidden, weight, targets, 0.7)
+    torch.testing.assert_close(got, expected)
+    gradients = torch.autograd.grad((got * factors).sum(), (hidden, weight))
+    theirs = torch.autograd.grad((expected * factors).sum(), (hidden, weight))
+    for ours, other in zip(gradients, theirs, strict=True):
+        torch.testing.assert_close(ours, other)
+
+
 def test_model_that_does_more_than_a_linear_head_is_refused() -> None:
     model = llama()
     plain = model.forward

@@ -261,11 +261,21 @@ def test_clipped_value_loss() -> None:
     assert float(huber) == 1.5
 
 
-def test_distillation_follows_the_teacher() -> None:
-    """Teacher -1, student -1.5: loss -0.5 and the slope that raises the student's log-prob."""
-    new = tensor(-1.5).requires_grad_()
-    value = loss.distillation(new, tensor(-1.5), tensor(-1.0), mask_of(1))
-    value.sum().backward()
-    assert float(value.detach()) == pytest.approx(-0.5)
-    assert new.grad is not None
-    assert float(new.grad) == pytest.approx(-0.5)
+def test_topk_distillation_by_hand() -> None:
+    """Student .5, teacher .8, the rest .5 and .2: .5 ln(.5/.8) + .5 ln(.5/.2) = .223144.
+
+    Two of the teacher's tokens, all that there are: .5 ln(.5/.8) + .3 ln(.3/.1) + .2 ln(.2/.1).
+    """
+    one = loss.topk_distillation(tensor(0.5)[:, None].log(), tensor(0.8)[:, None].log())
+    assert float(one) == pytest.approx(0.223144, abs=1e-6)
+    two = loss.topk_distillation(tensor(0.5, 0.3)[None].log(), tensor(0.8, 0.1)[None].log())
+    assert float(two) == pytest.approx(-0.235002 + 0.329584 + 0.138629, abs=1e-6)
+    same = loss.topk_distillation(tensor(0.5, 0.5)[None].log(), tensor(0.5, 0.5)[None].log())
+    assert float(same) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_topk_distillation_pulls_towards_the_teacher() -> None:
+    student = tensor(0.5)[:, None].log().requires_grad_()
+    loss.topk_distillation(student, tensor(0.8)[:, None].log()).sum().backward()
+    assert student.grad is not None
+    assert float(student.grad) == pytest.approx(0.5 * math.log(0.5 / 0.8 * 0.2 / 0.5))

@@ -41,7 +41,9 @@ def test_rows_and_groups() -> None:
     )
     exported()
     advantages = torch.where(batch.loss_mask & (batch.rows < 2), 2.0, 0.0)
-    metrics.record_batch(batch, advantages, ActorConfig())
+    metrics.record_batch(
+        batch, advantages, ActorConfig(), torch.tensor([True, False, False, False])
+    )
     stats = exported()
     expected = {
         "n_seqs": 4,
@@ -59,6 +61,7 @@ def test_rows_and_groups() -> None:
         "group_loss_weight_size_2/avg": 3.0,
         "group_loss_weight_size_1/avg": 2.0,
         "zero_advantage_groups/avg": 0.5,
+        "no_eos_ratios/avg": 0.25,
     }
     for key, value in expected.items():
         assert stats[f"ppo_actor/{key}"] == pytest.approx(value), key
@@ -70,7 +73,7 @@ def test_staleness_looks_at_trained_tokens_only() -> None:
         [rows([[0, 1, 1]], [1.0], (1,), versions=torch.tensor([[-1, 3, 4]]))]
     )
     exported()
-    metrics.record_batch(batch, torch.zeros(3), ActorConfig())
+    metrics.record_batch(batch, torch.zeros(3), ActorConfig(), torch.zeros(1))
     stats = exported()
     assert stats["ppo_actor/version_stats/staleness/max"] == 1.0
     assert stats["ppo_actor/version_stats/staleness/avg"] == 0.5
@@ -99,7 +102,7 @@ def test_nothing_trained_exports_no_means() -> None:
     """Case B113: counts are 0 and means are absent, not nan."""
     batch = Batch.from_trajectories([rows([[0, 0]], [1.0], (1,))])
     exported()
-    metrics.record_batch(batch, torch.zeros(2), ActorConfig())
+    metrics.record_batch(batch, torch.zeros(2), ActorConfig(), torch.zeros(1))
     tokens = metrics.TokenRecord.empty(batch.loss_mask, torch.zeros(2))
     metrics.record_update(batch, tokens, [metrics.StepRecord()], 0.1)
     stats = exported()
