@@ -1,0 +1,1 @@
+"""Learning from served conversations: turns, judges, hints and what becomes of them."""

@@ -1,0 +1,334 @@
+"""OnlineLearner: follows the turns that a gateway serves and makes samples of them.
+
+A listener of the gateway: its methods run on the gateway's loop and never wait; judges run as tasks
+beside the serving. Each main turn is settled exactly once: judged after the next message, or at the
+session's end without one. The trainer takes the samples from another thread with ``drain``. Knows
+neither sockets nor losses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+from agent_rl.api.session import Session
+from agent_rl.config import OnlineConfig
+from agent_rl.errors import AgentRLError, ConfigError, RefusedError, boundary
+from agent_rl.gateway.listener import ServedCall
+from agent_rl.online.hints import HintSource
+from agent_rl.online.judge import record_votes
+from agent_rl.online.methods import LESSONS, Lesson, Outcome
+from agent_rl.online.passive import SessionTurns, Turn
+from agent_rl.online.sample import OnlineSample
+from agent_rl.online.sample_queue import SampleQueue
+from agent_rl.online.teacher import Teacher, TeacherScores
+from agent_rl.online.transcript import message_text
+from agent_rl.online.turn_store import TurnStore
+from agent_rl.online.verdict import NOT_JUDGED, Judge, JudgedTurn, Verdict
+from agent_rl.stats import tracker as stats_tracker
+from agent_rl.types import TensorDict
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+_GATED = RefusedError(
+    503,
+    "submission is paused while the weights are updated; try again",
+    code="weight_update",
+    retry_after_s=1,
+)
+
+
+class OnlineLearner:
+    """
+    Args:
+        judge: scores a turn; needed by the methods binary and combine.
+        hints, teacher: needed by opd and combine.
+        store: where judged turns are written; None: nowhere.
+    """
+
+    def __init__(
+        self,
+        config: OnlineConfig | None = None,
+        *,
+        judge: Judge | None = None,
+        hints: HintSource | None = None,
+        teacher: Teacher | None = None,
+        store: TurnStore | None = None,
+    ) -> None:
+        self.config = config = config or OnlineConfig()
+        _check_parts(config, judge, hints, teacher)
+        self.num_turns = 0
+        self._judge, self._hints, self._teacher = judge, hints, teacher
+        self._store = store
+        self._queue: SampleQueue[OnlineSample] = SampleQueue(
+            config.queue_size, no_progress_warning_s=config.no_progress_warning_s
+        )
+        self._numbers = itertools.count()
+        self._sessions: dict[str, SessionTurns] = {}
+        self._calls: dict[ServedCall, SessionTurns] = {}
+        self._judging: dict[asyncio.Task[None], SessionTurns] = {}
+        self._is_gated = threading.Event()
+        self._has_shed = False
+
+    # The gateway's side
+
+    def on_request(self, call: ServedCall) -> None:
+        """Raises RefusedError (503) while gated."""
+        if self._is_gated.is_set():
+            raise _GATED
+        turns = self._sessions.setdefault(
+            call.session_id, SessionTurns(session_id=call.session_id, user_id=call.user_id)
+        )
+        self._calls[call] = turns
+        if call.turn_type != "main":
+            return
+        turn = turns.follow(call.messages, call.session.cache.history(call.messages))
+        if turn is not None:
+            self._begin(turns, turn, call.session)
+
+    def on_answer(self, call: ServedCall, interaction_id: str | None) -> None:
+        turns = self._calls.pop(call, None)
+        if turns is None:
+            return
+        if interaction_id is not None:
+            interaction = call.session.cache[interaction_id]
+            if call.turn_type != "main" or not interaction.path.num_output:
+                turns.answered_aside(interaction)
+            else:
+                turns.answered(interaction)
+                self.num_turns += 1
+            stats_tracker.get("online").scalar(main_turn=float(call.turn_type == "main"))
+        if call.session_done:
+            self.on_session_end(call.session_id)
+        elif turns.is_ended:
+            self._settle_rest(turns)
+
+    def on_session_end(self, session_id: str) -> None:
+        turns = self._sessions.pop(session_id, None)
+        if turns is not None:
+            self._settle_rest(turns)
+
+    # The trainer's side
+
+    def drain(self, batch_size: int) -> list[TensorDict]:
+        """The next ``batch_size`` samples as trajectories, in the order they were settled.
+
+        Waits for them. Raises CollectorError once the learner is closed.
+        """
+        samples = self._queue.drain(batch_size)
+        stats_tracker.get("online").scalar(queue_size=len(self._queue))
+        return [sample.to_trajectory() for sample in samples]
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Around a weight update. With ``update_mode`` gate, new requests get 503 inside."""
+        if self.config.update_mode == "gate":
+            self._is_gated.set()
+        try:
+            yield
+        finally:
+            self._is_gated.clear()
+
+    # Everybody's
+
+    @property
+    def num_waiting(self) -> int:
+        """Samples that the trainer has not taken yet."""
+        return len(self._queue)
+
+    @property
+    def num_judging(self) -> int:
+        return len(self._judging)
+
+    async def judged(self) -> None:
+        """Returns when no judge is running. On the gateway's loop."""
+        while self._judging:
+            await asyncio.wait(list(self._judging))
+
+    async def forget(self, *, session_id: str | None = None, user_id: str | None = None) -> int:
+        """Learn nothing more from a session, or from a user, and delete what is stored of them.
+
+        On the gateway's loop. Returns how many samples and stored turns there were. The session's
+        own record is the gateway's.
+        """
+        if (session_id is None) == (user_id is None):
+            raise ValueError("forget by session_id or by user_id, one of both")
+
+        def is_theirs(owner: SessionTurns | OnlineSample) -> bool:
+            return session_id == owner.session_id if user_id is None else user_id == owner.user_id
+
+        for task, turns in self._judging.items():
+            if is_theirs(turns):
+                task.cancel()
+        for turns in [turns for turns in self._sessions.values() if is_theirs(turns)]:
+            turns.end()
+            del self._sessions[turns.session_id]
+        count = self._queue.remove(is_theirs)
+        if self._store is not None:
+            delete = partial(self._store.delete, session_id=session_id, user_id=user_id)
+            count += await asyncio.to_thread(delete)
+        return count
+
+    async def close(self) -> None:
+        """Cancel judges and let nobody wait in ``drain``. On the gateway's loop."""
+        self._queue.close()
+        for task in self._judging:
+            task.cancel()
+        await self.judged()
+        if self._store is not None:
+            await asyncio.to_thread(self._store.close)
+
+    # Settling
+
+    def _begin(self, turns: SessionTurns, turn: Turn, session: Session) -> None:
+        if len(self._judging) >= self.config.queue_size:
+            self._shed()
+            return
+        task = asyncio.get_running_loop().create_task(self._learn(turns, turn, session))
+        self._judging[task] = turns
+        task.add_done_callback(lambda task: self._judging.pop(task))
+
+    async def _learn(self, turns: SessionTurns, turn: Turn, session: Session) -> None:
+        async with self._queue.place():
+            assert turn.next_state is not None, "a turn is judged after its next state"
+            judged = JudgedTurn(
+                messages=turn.interaction.messages,
+                answer=turn.interaction.output_message_list[0],
+                next_state=turn.next_state,
+                tools=turn.interaction.tools,
+            )
+            verdict, hint = await asyncio.gather(self._verdict(judged), self._hint(judged))
+            teacher = None
+            if hint is not None and self._teacher is not None:
+                scoring = self._teacher.scores(session, turn.interaction, hint)
+                teacher = await _or_none(scoring)
+            self._settle(turns, turn, verdict, hint, teacher)
+
+    async def _verdict(self, judged: JudgedTurn) -> Verdict:
+        if self._judge is None:
+            return NOT_JUDGED
+        verdict = await _or_none(self._judge.judge(judged))
+        return Verdict(score=0.0) if verdict is None else verdict
+
+    async def _hint(self, judged: JudgedTurn) -> str | None:
+        if self._hints is None:
+            return None
+        hint = await _or_none(self._hints.hint(judged))
+        stats_tracker.get("online").scalar(hint_accepted=float(hint is not None))
+        return hint
+
+    def _settle_rest(self, turns: SessionTurns) -> None:
+        """The session is over: what is still open has no next state."""
+        for turn in turns.end():
+            self._settle(turns, turn, NOT_JUDGED, None, None)
+
+    def _settle(
+        self,
+        turns: SessionTurns,
+        turn: Turn,
+        verdict: Verdict,
+        hint: str | None,
+        teacher: TeacherScores | None,
+    ) -> None:
+        outcome = Outcome(
+            has_next_state=turn.next_state is not None,
+            score=verdict.score,
+            teacher=teacher,
+            num_effective=turns.num_effective,
+        )
+        lesson = LESSONS[self.config.method](outcome)
+        is_trained = lesson is not None and lesson.is_trained
+        turns.num_effective += is_trained
+        record_votes(verdict)
+        _record_lesson(lesson, turn)
+        if lesson is not None:
+            self._put(turns, turn, lesson)
+        if self._store is not None:
+            self._store.append(_stored(turns, turn, verdict, hint, lesson))
+
+    def _put(self, turns: SessionTurns, turn: Turn, lesson: Lesson) -> None:
+        if not lesson.is_trained and len(self._queue) >= self.config.queue_size:
+            self._shed()
+            return
+        sample = OnlineSample(
+            index=next(self._numbers),
+            session_id=turns.session_id,
+            user_id=turns.user_id,
+            interaction=turn.interaction,
+            lesson=lesson,
+        )
+        self._queue.put(sample)
+
+    def _shed(self) -> None:
+        """The trainer is so far behind that a turn is not learnt from; serving is not held up."""
+        stats_tracker.get("online").scalar(shed=1.0)
+        if not self._has_shed:
+            self._has_shed = True
+            logger.warning(
+                "online.queue_size=%d turns wait for the trainer; further ones are not learnt from",
+                self.config.queue_size,
+            )
+
+
+def _check_parts(
+    config: OnlineConfig, judge: Judge | None, hints: HintSource | None, teacher: Teacher | None
+) -> None:
+    wanted = {"binary": ("judge",), "opd": ("hints", "teacher")}
+    given = {"judge": judge, "hints": hints, "teacher": teacher}
+    for name in wanted.get(config.method, ("judge", "hints", "teacher")):
+        if given[name] is None:
+            raise ConfigError(f"online.method={config.method} needs OnlineLearner(..., {name}=)")
+
+
+async def _or_none(work: Coroutine[Any, Any, T]) -> T | None:
+    """What a judge or teacher returns; None, with a warning, where it raises."""
+    try:
+        with boundary("judge"):
+            return await work
+    except AgentRLError as error:
+        stats_tracker.get("online").scalar(judge_error=1.0)
+        logger.warning("a turn was not judged: %s", error)
+        return None
+
+
+def _record_lesson(lesson: Lesson | None, turn: Turn) -> None:
+    tracker = stats_tracker.get("online")
+    tracker.scalar(
+        trained=float(lesson is not None and lesson.is_trained),
+        promoted=float(lesson is not None and lesson.is_promoted),
+        num_sampled_tokens=turn.interaction.path.num_output,
+    )
+    if lesson is not None and lesson.is_trained and lesson.reward is not None:
+        tracker.scalar(reward=lesson.reward)
+
+
+def _stored(
+    turns: SessionTurns, turn: Turn, verdict: Verdict, hint: str | None, lesson: Lesson | None
+) -> dict[str, Any]:
+    interaction = turn.interaction
+    versions = interaction.path.versions
+    return {
+        "time": time.time(),
+        "session_id": turns.session_id,
+        "user_id": turns.user_id,
+        "turn": turn.number,
+        "interaction_id": interaction.interaction_id,
+        "versions": [min(versions), max(versions)],
+        "prompt": message_text(interaction.messages[-1]),
+        "answer": message_text(interaction.output_message_list[0]),
+        "next_state": None if turn.next_state is None else message_text(turn.next_state),
+        "score": verdict.score,
+        "votes": list(verdict.votes),
+        "evaluation": verdict.evaluation,
+        "hint": hint,
+        "trained": lesson is not None and lesson.is_trained,
+        "promoted": lesson is not None and lesson.is_promoted,
+    }

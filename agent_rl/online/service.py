@@ -1,0 +1,151 @@
+"""OnlineService: a gateway in a thread of its own, and the learner that listens to it.
+
+It serves from ``start`` to ``close`` without a break; the trainer outside takes batches with
+``drain`` and wraps weight updates in ``updating``. This file only puts the parts together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from agent_rl.client.areal_openai import ArealOpenAI
+from agent_rl.config import GatewayConfig, OnlineConfig
+from agent_rl.engine.base import InferenceEngine
+from agent_rl.gateway.server import Gateway
+from agent_rl.online.hints import HintJudge, HintSource
+from agent_rl.online.judge import TurnJudge
+from agent_rl.online.judge_model import JudgeModel
+from agent_rl.online.learner import OnlineLearner
+from agent_rl.online.redact import Redactor, redact
+from agent_rl.online.teacher import Teacher
+from agent_rl.online.turn_store import TurnStore
+from agent_rl.online.verdict import Judge
+from agent_rl.types import TensorDict
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+T = TypeVar("T")
+
+
+class OnlineService:
+    """Serves ``engine`` to users and makes training batches of what they do.
+
+        with OnlineService(engine, tokenizer, config.online, config.gateway) as service:
+            print(service.base_url, service.api_key)
+            batch = service.drain(8)
+
+    Args:
+        run_dir: judged turns go to ``turns.jsonl`` in it; None: nowhere.
+        judge, hints: in place of the model that ``online.judge`` names.
+        redactor: in place of the built-in patterns.
+        top_k: the teacher's most likely tokens to distil; 0: only the sampled one.
+
+    Raises:
+        ConfigError: a prompt template or the address cannot be used, or the engine cannot score.
+    """
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        tokenizer: PreTrainedTokenizerBase,
+        config: OnlineConfig | None = None,
+        gateway: GatewayConfig | None = None,
+        *,
+        run_dir: Path | None = None,
+        judge: Judge | None = None,
+        hints: HintSource | None = None,
+        redactor: Redactor = redact,
+        top_k: int = 0,
+    ) -> None:
+        self.config = config = config or OnlineConfig()
+        self.judge_model = _judge_model(engine, tokenizer, config)
+        needs_score, needs_hint = config.method != "opd", config.method != "binary"
+        store = None
+        if run_dir is not None and config.record_turns:
+            store = TurnStore(run_dir / "turns.jsonl", config.privacy, redactor=redactor)
+        model = self.judge_model
+        teacher = None
+        if needs_hint:
+            hints = hints or HintJudge(model, min_chars=config.min_hint_chars)
+            teacher = Teacher(engine, top_k=top_k, max_concurrent=config.teacher_max_concurrent)
+        self.learner = OnlineLearner(
+            config,
+            judge=(judge or TurnJudge(model)) if needs_score else None,
+            hints=hints,
+            teacher=teacher,
+            store=store,
+        )
+        self.gateway = Gateway(engine, tokenizer, gateway, listener=self.learner)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def base_url(self) -> str:
+        """Where an OpenAI client finds the model."""
+        return self.gateway.base_url
+
+    def start(self) -> None:
+        """Raises ConfigError when the address cannot be bound."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="agent-rl-online", daemon=True
+        )
+        self._thread.start()
+        try:
+            self._call(self.gateway.start())
+        except BaseException:
+            self._end_thread()
+            raise
+
+    def close(self) -> None:
+        """Stop serving, then judging; a ``drain`` that waits raises. May be called twice."""
+        if self._loop is not None:
+            self._call(self.gateway.close())
+            self._call(self.learner.close())
+            self._end_thread()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def drain(self, batch_size: int) -> list[TensorDict]:
+        """See ``OnlineLearner.drain``."""
+        return self.learner.drain(batch_size)
+
+    def updating(self) -> AbstractContextManager[None]:
+        """See ``OnlineLearner.updating``."""
+        return self.learner.updating()
+
+    def forget(self, *, session_id: str | None = None, user_id: str | None = None) -> int:
+        """See ``OnlineLearner.forget``."""
+        return self._call(self.learner.forget(session_id=session_id, user_id=user_id))
+
+    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        assert self._loop is not None, "the service was not started"
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def _end_thread(self) -> None:
+        loop, thread = self._loop, self._thread
+        assert loop is not None and thread is not None, "the service was started"
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+        self._loop = self._thread = None
+
+
+def _judge_model(
+    engine: InferenceEngine, tokenizer: PreTrainedTokenizerBase, config: OnlineConfig
+) -> JudgeModel:
+    """Of the endpoint that the config names, else the policy itself."""
+    if config.judge.base_url is not None:
+        return JudgeModel(None, config.judge)
+    return JudgeModel(ArealOpenAI(engine, tokenizer), config.judge)

@@ -1,0 +1,114 @@
+"""TurnStore: the judged turns as JSON lines, for people to read; redacted before they are written.
+
+Bounded by age and number of rows; what belongs to a session or a user can be deleted. It holds
+texts, never token ids: those could be decoded. One thread writes, in order, so that a slow disk
+never holds up users. Training does not need it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from agent_rl.config import PrivacyConfig
+from agent_rl.online.redact import Redactor, redact, redact_object
+from agent_rl.record.jsonl import append_lines, json_line, read_lines
+from agent_rl.types import JsonObject
+
+logger = logging.getLogger(__name__)
+
+_S_PER_DAY = 86_400.0
+_TIDY_EVERY = 256  # rows
+
+
+class TurnStore:
+    """
+    Args:
+        redactor: in place of the built-in patterns; used when ``config.redact`` is on.
+    """
+
+    def __init__(self, path: Path, config: PrivacyConfig, *, redactor: Redactor = redact) -> None:
+        self.path = path
+        self._config = config
+        self._redactor = redactor
+        self._num_untidied = 0
+        self._has_failed = False
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="turn-store")
+        self._writer.submit(self._guarded, self._tidy)
+
+    def append(self, row: JsonObject) -> None:
+        """Write it soon. A disk that fails is reported once and stops nothing."""
+        self._writer.submit(self._guarded, lambda: self._append(row))
+
+    def delete(self, *, session_id: str | None = None, user_id: str | None = None) -> int:
+        """Remove all rows of the session, or of the user; how many there were.
+
+        Raises:
+            ValueError: not exactly one of both is given.
+            OSError: the file cannot be rewritten.
+        """
+        if (session_id is None) == (user_id is None):
+            raise ValueError("delete turns by session_id or by user_id, one of both")
+        field, value = ("session_id", session_id) if user_id is None else ("user_id", user_id)
+        return self._writer.submit(self._keep, lambda row: row.get(field) != value).result()
+
+    def close(self) -> None:
+        """Returns when everything is written."""
+        self._writer.submit(self._guarded, self._tidy)
+        self._writer.shutdown()
+
+    def _append(self, row: JsonObject) -> None:
+        if self._config.redact:
+            row = redact_object(row, self._redactor)
+        if not self.path.exists():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(self.path, os.O_CREAT | os.O_WRONLY, 0o600))  # for its owner only
+        append_lines(self.path, [json_line(row)])
+        self._num_untidied += 1
+        if self._num_untidied >= _TIDY_EVERY:
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Drop what is too old, and the oldest of too many."""
+        self._num_untidied = 0
+        config = self._config
+        if not self.path.exists() or (config.keep_days is None and config.keep_rows is None):
+            return
+        rows = [row for _, row in read_lines(self.path)]
+        oldest_s = time.time() - (config.keep_days or 0.0) * _S_PER_DAY
+        kept = [row for row in rows if config.keep_days is None or row["time"] >= oldest_s]
+        if config.keep_rows is not None:
+            kept = kept[-config.keep_rows :]
+        if len(kept) < len(rows):
+            self._rewrite(kept)
+
+    def _keep(self, is_wanted: Callable[[JsonObject], bool]) -> int:
+        if not self.path.exists():
+            return 0
+        rows = [row for _, row in read_lines(self.path)]
+        kept = [row for row in rows if is_wanted(row)]
+        if len(kept) < len(rows):
+            self._rewrite(kept)
+        return len(rows) - len(kept)
+
+    def _rewrite(self, rows: list[JsonObject]) -> None:
+        """The whole file or the old one, whatever happens meanwhile."""
+        other = self.path.with_suffix(".tmp")
+        file = os.open(other, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+        with os.fdopen(file, "w", encoding="utf-8", errors="replace", newline="\n") as stream:
+            stream.writelines(json_line(row) for row in rows)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(other, self.path)
+
+    def _guarded(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            if not self._has_failed:
+                self._has_failed = True
+                logger.warning("turns are no longer written to %s: %s", self.path, error)

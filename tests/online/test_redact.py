@@ -1,0 +1,98 @@
+"""What is masked before it is stored, and what is left alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent_rl.online.redact import passes_luhn, redact, redact_object
+
+RANDOM = "aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY3z"
+
+
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        ("mail ann.b+c@mail.example.org!", "mail [email]!"),
+        ("<ann@x.org>, bob@y.co.uk.", "<[email]>, [email]."),
+        ("card 4111 1111 1111 1111 ok", "card [card] ok"),
+        ("card 4111-1111-1111-1111", "card [card]"),
+        ("5500005555555559", "[card]"),
+        ("call +49 (0)30 123-45 67 now", "call [phone] now"),
+        ("call +14155550123", "call [phone]"),
+        ("(555) 123-4567 or 555-123-4567", "[phone] or [phone]"),
+        ("Tel. 030/1234567", "Tel. [phone]"),
+        ("06 12 34 56 78", "[phone]"),
+        ("key sk-abcDEF1234567890abcd", "key [secret]"),
+        ("AKIAIOSFODNN7EXAMPLE", "[secret]"),
+        ("ghp_0123456789abcdefghijABCDEFGHIJ012345", "[secret]"),
+        ("Authorization: Bearer abcdef123456789", "Authorization: [secret]"),
+        ('{"api_key": "abcdef123"}', '{"api_key": "[secret]"}'),
+        ("password=hunter22", "password=[secret]"),
+        ("my password is hunter22", "my password is [secret]"),
+        (f"token {RANDOM}", "token [secret]"),
+        ("eyJhbGciOiJI.eyJzdWIiOiIx.SflKxwRJSMeKKF2QT4", "[secret]"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----\nx", "[secret]\nx"),
+    ],
+)
+def test_masked(text: str, redacted: str) -> None:
+    assert redact(text) == redacted
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "on 2026-11-30 at 10:15:00",
+        "order 12345678, 3 items, 1,234,567.89 in all",
+        "pi is 3.14159265358979323846",
+        "192.168.100.200:8080",
+        "card 4111 1111 1111 1112 fails the check digit",
+        "0000 0000 0000 0000",
+        "commit 76e28ba7c0ffee76e28ba7c0ffee76e28ba7c0ff",
+        "chatcmpl_long_words_in_snake_case_are_no_secrets",
+        "a@b",
+        "the secret of success: work",
+        "max_tokens=100000000",
+    ],
+)
+def test_left_alone(text: str) -> None:
+    assert redact(text) == text
+
+
+def test_every_string_of_an_object() -> None:
+    row = {
+        "user": "ann@x.org",
+        "turn": 3,
+        "votes": [1, None],
+        "calls": [{"arguments": '{"to": "bob@y.org"}'}],
+    }
+    assert redact_object(row, redact) == {
+        "user": "[email]",
+        "turn": 3,
+        "votes": [1, None],
+        "calls": [{"arguments": '{"to": "[email]"}'}],
+    }
+
+
+def test_luhn() -> None:
+    assert passes_luhn("4111111111111111")
+    assert not passes_luhn("4111111111111112")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" * 200_000,
+        "a@" * 100_000,
+        "1 " * 100_000,
+        "+1 " * 70_000,
+        "0-" * 100_000,
+        "eyJ" * 60_000,
+        "-----BEGIN PRIVATE KEY-----" * 7_000,
+        "sk-" * 60_000,
+        "password" * 25_000,
+        "a.b" * 60_000,
+    ],
+)
+def test_hostile_text_costs_linear_time(text: str) -> None:
+    """No pattern backtracks without bound: a quadratic one would take minutes here."""
+    assert len(redact(text)) > 0
