@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from agent_rl.errors import EngineError
@@ -36,7 +37,7 @@ class EngineLoop:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
 
-    def _start(self, work: Coroutine[Any, Any, T]) -> Any:
+    def _start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         if self._loop.is_closed():
             work.close()
             raise EngineError("the engine is closed")

@@ -1,0 +1,213 @@
+"""Broadcaster: weights straight from the trainer's memory to servers, over a process group.
+
+The trainer is rank 0 of a group made for this alone; each server has as many ranks as workers.
+Tensors go in buckets, each announced by HTTP, so that memory for one bucket is enough. The label of
+the new weights goes with the last bucket: half of an update never carries it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch import Tensor, distributed
+from torch.distributed import distributed_c10d as c10d
+
+from agent_rl.engine.base import NamedTensor, WeightUpdate
+from agent_rl.engine.server import Server
+from agent_rl.engine.server_api import GroupMember, ServerApi, TensorSpec
+from agent_rl.errors import AgentRLError, ConfigError
+
+_BUCKET_BYTES = 512 << 20
+# Rank 0 has given up: how long the servers may take to notice.
+_GRACE_S = 30.0
+
+Outcome = dict[Server, str]
+
+
+class Broadcaster:
+    """Keeps the group while the servers are the same. To be used on the engine's event loop.
+
+    Args:
+        address: of this machine, as the servers reach it.
+        timeout_s: of making the group and of each bucket.
+    """
+
+    def __init__(
+        self,
+        api: ServerApi,
+        *,
+        address: str = "127.0.0.1",
+        timeout_s: float = 600.0,
+        bucket_bytes: int = _BUCKET_BYTES,
+    ) -> None:
+        self._api = api
+        self._address = address
+        self._timeout_s = timeout_s
+        self._bucket_bytes = bucket_bytes
+        self._members: tuple[Server, ...] = ()
+        self._name = ""
+        self._group: distributed.ProcessGroup | None = None
+
+    async def send(
+        self, servers: Sequence[Server], update: WeightUpdate, *, keeps_cache: bool
+    ) -> Outcome:
+        """Servers that failed, and why; with any, the others have only a part of the weights."""
+        if update.tensors is None:
+            raise ConfigError("WeightUpdate.tensors is missing; method='distributed' sends them")
+        buckets = in_buckets(update.tensors(), self._bucket_bytes)
+        bucket = await asyncio.to_thread(next, buckets, None)
+        if bucket is None:
+            raise ConfigError("WeightUpdate.tensors gave no tensor")
+        failures = await self._gather(servers, bucket[0][1].device.type)
+        while bucket is not None and not failures:
+            following = await asyncio.to_thread(next, buckets, None)
+            label = None if following is not None else str(update.version)
+            failures = await self._send_bucket(bucket, label, keeps_cache)
+            bucket = following
+        if failures:
+            await self.close()
+        return failures
+
+    async def close(self) -> None:
+        """Leave the group; what still waits in it fails. May be called twice."""
+        members, name = self._members, self._name
+        self._members, self._group = (), None  # with the last reference its sockets are closed
+        for server in members:
+            if server.is_up:
+                await _quietly(self._api.leave_group(server.connection, name))
+
+    async def _gather(self, servers: Sequence[Server], device: str) -> Outcome:
+        """One group of this process and all workers of these servers."""
+        if self._group is not None and self._members == tuple(servers):
+            return {}
+        await self.close()
+        counts = [await self._api.num_workers(server.connection) for server in servers]
+        name, backend = f"weights-{uuid.uuid4().hex[:8]}", "nccl" if device == "cuda" else "gloo"
+        store = distributed.TCPStore(  # type: ignore[attr-defined]
+            self._address, 0, 1 + sum(counts), is_master=True, wait_for_workers=False
+        )
+        calls: list[Coroutine[Any, Any, None]] = []
+        for index, server in enumerate(servers):
+            member = GroupMember(
+                address=self._address,
+                port=store.port,
+                rank=1 + sum(counts[:index]),
+                world_size=1 + sum(counts),
+                group=name,
+                backend=backend,
+            )
+            calls.append(self._api.join_group(server.connection, member))
+        ours = asyncio.to_thread(
+            join_group,
+            store,
+            rank=0,
+            world_size=1 + sum(counts),
+            name=name,
+            backend=backend,
+            timeout_s=self._timeout_s,
+        )
+        self._members, self._name = tuple(servers), name
+        self._group, failures = await self._together(ours, calls)
+        return failures
+
+    async def _send_bucket(
+        self, bucket: list[NamedTensor], label: str | None, keeps_cache: bool
+    ) -> Outcome:
+        group = self._group
+        assert group is not None, "made before the first bucket"
+        specs = [
+            TensorSpec(name=name, dtype=str(tensor.dtype)[6:], shape=tuple(tensor.shape))
+            for name, tensor in bucket
+        ]
+        calls = [
+            self._api.receive(server.connection, self._name, specs, label, keeps_cache=keeps_cache)
+            for server in self._members
+        ]
+        ours = asyncio.to_thread(_broadcast, group, [tensor for _, tensor in bucket])
+        _, failures = await self._together(ours, calls)
+        return failures
+
+    async def _together(
+        self, ours: Coroutine[Any, Any, Any], calls: Sequence[Coroutine[Any, Any, None]]
+    ) -> tuple[Any, Outcome]:
+        """Our part and the servers' parts at once. When one fails, the others wait in vain."""
+        local = asyncio.ensure_future(ours)
+        remote = [asyncio.ensure_future(call) for call in calls]
+        everyone = [local, *remote]
+        _, waiting = await asyncio.wait(
+            everyone, timeout=self._timeout_s, return_when=asyncio.FIRST_EXCEPTION
+        )
+        if waiting:
+            self._group = None
+            _, waiting = await asyncio.wait(waiting, timeout=_GRACE_S)
+            for call in waiting:
+                call.cancel()
+            await asyncio.wait(everyone)
+        failures = {
+            server: "no end of its part of the weights"
+            if call.cancelled()
+            else str(call.exception())
+            for server, call in zip(self._members, remote, strict=True)
+            if call.cancelled() or call.exception() is not None
+        }
+        if not failures:
+            return local.result(), {}
+        return None, failures
+
+
+def in_buckets(tensors: Iterable[NamedTensor], max_bytes: int) -> Iterator[list[NamedTensor]]:
+    """Neighbours together, up to ``max_bytes``: 3, 4 and 9 bytes in buckets of 8 -> [3, 4], [9]."""
+    bucket: list[NamedTensor] = []
+    size_bytes = 0
+    for name, tensor in tensors:
+        if bucket and size_bytes + tensor.nbytes > max_bytes:
+            yield bucket
+            bucket, size_bytes = [], 0
+        bucket.append((name, tensor))
+        size_bytes += tensor.nbytes
+    if bucket:
+        yield bucket
+
+
+def join_group(
+    store: c10d.Store,
+    *,
+    rank: int,
+    world_size: int,
+    name: str,
+    backend: str,
+    timeout_s: float,
+) -> distributed.ProcessGroup:
+    """A group beside the default one, as SGLang joins it: the keys in the store must agree.
+
+    ``new_group`` cannot do this: it makes groups of processes that share a default group.
+    """
+    group: distributed.ProcessGroup
+    group, _ = c10d._new_process_group_helper(
+        world_size,
+        rank,
+        [],
+        distributed.Backend(backend),
+        c10d.PrefixStore(name, store),
+        group_name=c10d.GroupName(name),
+        timeout=timedelta(seconds=timeout_s),
+    )
+    return group
+
+
+def _broadcast(group: distributed.ProcessGroup, tensors: Sequence[Tensor]) -> None:
+    works = [group.broadcast(tensor.detach().contiguous(), 0) for tensor in tensors]
+    for work in works:
+        work.wait()
+
+
+async def _quietly(work: Coroutine[Any, Any, None]) -> None:
+    try:
+        async with asyncio.timeout(_GRACE_S):
+            await work
+    except (AgentRLError, TimeoutError):
+        return

@@ -1,0 +1,343 @@
+"""A test server that speaks SGLang 0.5.23's HTTP protocol over a real model on the CPU.
+
+Also a program: python sglang_server.py --model-path FOLDER --port 30000
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import uvicorn
+from served_model import ServedModel, unless_gone
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from agent_rl.errors import ModelLoadError, RequestError
+from agent_rl.types import ModelResponse, TokenDelta
+
+Handler = Callable[[ServedModel, Request, dict[str, Any]], Awaitable[Response]]
+
+
+async def generate(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
+    faults = model.faults
+    faults.log.append(("generate", body))
+    if faults.take("drop"):
+        request.app.state.drop(request.scope["client"])
+    if faults.take("error_500"):
+        return JSONResponse({"error": {"message": "out of order"}}, status_code=500)
+    if faults.take("busy"):
+        return JSONResponse({"error": {"message": "the queue is full"}}, status_code=503)
+    sampling = body["sampling_params"]
+    ids, budget = body["input_ids"], sampling["max_new_tokens"]
+    if len(ids) + budget > model.engine.max_seq_len:
+        raise RequestError(f"{len(ids)} + {budget} tokens are longer than the context")
+    adapter = body.get("lora_path")
+    if adapter is not None and adapter not in model.adapters:
+        raise RequestError(f"the adapter {adapter} is not loaded")
+    if budget == 0:
+        return JSONResponse(await score(model, ids, body["logprob_start_len"]))
+    gconfig = {
+        "max_new_tokens": budget,
+        "temperature": sampling.get("temperature", 1.0),
+        "top_p": sampling.get("top_p", 1.0),
+        "top_k": max(0, sampling.get("top_k", -1)),
+        "min_p": sampling.get("min_p", 0.0),
+        "stop": tuple(sampling.get("stop") or ()),
+        "stop_token_ids": tuple(sampling.get("stop_token_ids") or ()),
+        "top_logprobs": body.get("top_logprobs_num", 0),
+    }
+    rid = body.get("rid") or secrets.token_hex(16)
+    wanted = model.request(rid, ids, gconfig)
+    engine = model.engine_for(adapter)
+    if faults.take("abort_at_once"):
+        empty = ModelResponse(
+            input_tokens=tuple(ids),
+            output_tokens=(),
+            output_logprobs=(),
+            output_versions=(),
+            stop_reason="abort",
+        )
+        answer = reply(model, rid, empty)
+        if body.get("stream"):
+            return StreamingResponse(once(answer), media_type="text/event-stream")
+        return JSONResponse(answer)
+
+    async def plain() -> dict[str, Any]:
+        with model.counted(rid):
+            return reply(model, rid, await engine.agenerate(wanted))
+
+    async def events() -> AsyncIterator[str]:
+        """Everything so far in each event; version spans only in the last."""
+        deltas: list[TokenDelta] = []
+        with model.counted(rid):
+            async for item in engine.astream(wanted):
+                if isinstance(item, ModelResponse):
+                    yield f"data: {json.dumps(reply(model, rid, item))}\n\n"
+                else:
+                    deltas.append(item)
+                    yield f"data: {json.dumps(partial(rid, ids, deltas))}\n\n"
+        yield "data: [DONE]\n\n"
+
+    if body.get("stream"):
+        return StreamingResponse(events(), media_type="text/event-stream")
+    return JSONResponse(await unless_gone(request, plain()))
+
+
+async def once(answer: dict[str, Any]) -> AsyncIterator[str]:
+    yield f"data: {json.dumps(answer)}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+def partial(rid: str, ids: list[int], deltas: list[TokenDelta]) -> dict[str, Any]:
+    pairs = [(delta.token_ids[0], delta.logprobs[0]) for delta in deltas]
+    meta = {
+        "id": rid,
+        "finish_reason": None,
+        "prompt_tokens": len(ids),
+        "completion_tokens": len(pairs),
+        "output_token_logprobs": [[logprob, token_id, None] for token_id, logprob in pairs],
+    }
+    return {"text": "", "output_ids": [token_id for token_id, _ in pairs], "meta_info": meta}
+
+
+def reply(model: ServedModel, rid: str, response: ModelResponse) -> dict[str, Any]:
+    ids = list(response.output_tokens)
+    kind = response.stop_reason
+    detail = {"length": len(ids)} if kind == "length" else {"matched": ids[-1:]}
+    meta: dict[str, Any] = {
+        "id": rid,
+        "finish_reason": {"type": kind, **detail},
+        "prompt_tokens": len(response.input_tokens),
+        "completion_tokens": len(ids),
+        "output_token_logprobs": [
+            [logprob, token_id, None]
+            for token_id, logprob in zip(ids, response.output_logprobs, strict=True)
+        ],
+    }
+    if not model.faults.hides_versions:
+        meta["weight_version"] = model.label
+        meta["weight_versions"] = model.spans(response)
+    if response.output_top_logprobs is not None:
+        meta["output_top_logprobs"] = [
+            [[logprob, token_id, None] for token_id, logprob in top]
+            for top in response.output_top_logprobs
+        ]
+    return {"text": "", "output_ids": ids, "meta_info": meta}
+
+
+async def score(model: ServedModel, ids: list[int], start: int) -> dict[str, Any]:
+    logprobs = await model.engine.score(ids, len(ids) - start - 1)
+    entries = [
+        [logprob, token_id, None]
+        for token_id, logprob in zip(ids[start:], (None, *logprobs), strict=True)
+    ]
+    meta = {
+        "finish_reason": {"type": "length", "length": 0},
+        "input_token_logprobs": entries,
+        "output_token_logprobs": [],
+        "completion_tokens": 0,
+        "weight_version": model.label,
+    }
+    return {"text": "", "output_ids": [], "meta_info": meta}
+
+
+async def abort_request(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
+    """By prefix, as the real one."""
+    model.faults.log.append(("abort_request", body))
+    rid = body.get("rid") or ""
+    found = [name for name in model.running if body.get("abort_all") or name.startswith(rid)]
+    await model.abort(found)
+    return Response()
+
+
+async def pause_generation(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
+    model.faults.log.append(("pause_generation", body))
+    request.app.state.pause_mode = body["mode"]
+    await model.pause(aborts=body["mode"] == "abort")
+    return JSONResponse({"status": "ok"})
+
+
+async def continue_generation(
+    model: ServedModel, request: Request, body: dict[str, Any]
+) -> Response:
+    model.faults.log.append(("continue_generation", body))
+    request.app.state.pause_mode = None
+    await model.resume()
+    return JSONResponse({"status": "ok"})
+
+
+async def update_weights_from_disk(
+    model: ServedModel, request: Request, body: dict[str, Any]
+) -> Response:
+    model.faults.log.append(("update_weights_from_disk", body))
+    mode = request.app.state.pause_mode
+    if body.get("abort_all_requests"):
+        await model.abort(list(model.running))
+    while mode is None and model.running:
+        await asyncio.sleep(0.001)
+    if model.faults.fail_update:
+        return failed("the weights cannot be loaded")
+    try:
+        await model.load(body["model_path"], body.get("weight_version") or model.labels[-1])
+    except ModelLoadError as error:
+        return failed(str(error))
+    if mode == "in_place" and model.running and body.get("flush_cache", True):
+        return failed("weights were updated, but the cache was not flushed")
+    return JSONResponse({"success": True, "message": "", "num_paused_requests": 0})
+
+
+async def update_weight_version(
+    model: ServedModel, request: Request, body: dict[str, Any]
+) -> Response:
+    model.faults.log.append(("update_weight_version", body))
+    if body.get("abort_all_requests", True):
+        await model.abort(list(model.running))
+    model.rename(body["new_version"])
+    return JSONResponse({"success": True, "new_version": body["new_version"]})
+
+
+async def load_lora_adapter(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
+    if body["lora_name"] in model.adapters:
+        return failed(f"{body['lora_name']} is already loaded")
+    await asyncio.to_thread(model.add_adapter, body["lora_name"], body["lora_path"])
+    return JSONResponse({"success": True, "error_message": ""})
+
+
+async def unload_lora_adapter(
+    model: ServedModel, request: Request, body: dict[str, Any]
+) -> Response:
+    await model.adapters.pop(body["lora_name"]).close()
+    return JSONResponse({"success": True, "error_message": ""})
+
+
+async def init_weights_update_group(
+    model: ServedModel, request: Request, body: dict[str, Any]
+) -> Response:
+    await asyncio.to_thread(
+        model.join,
+        body["group_name"],
+        body["master_address"],
+        body["master_port"],
+        body["rank_offset"],
+        body["world_size"],
+    )
+    return JSONResponse({"success": True, "message": ""})
+
+
+async def destroy_weights_update_group(
+    model: ServedModel, request: Request, body: dict[str, Any]
+) -> Response:
+    model.leave(body["group_name"])
+    return JSONResponse({"success": True, "message": ""})
+
+
+async def update_weights_from_distributed(
+    model: ServedModel, request: Request, body: dict[str, Any]
+) -> Response:
+    model.faults.log.append(("update_weights_from_distributed", body))
+    try:
+        await asyncio.to_thread(model.receive, body["group_name"], body["names"], body["shapes"])
+    except RuntimeError as error:
+        return failed(str(error))
+    model.received(body.get("weight_version"))
+    return JSONResponse({"success": True, "message": ""})
+
+
+async def model_info(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
+    info = {"model_path": model.folder, "weight_version": model.label}
+    return JSONResponse({**info, "has_image_understanding": False})
+
+
+async def models(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
+    base = {"id": model.folder, "max_model_len": model.engine.max_seq_len}
+    adapters = [{"id": name, "parent": model.folder} for name in model.adapters]
+    return JSONResponse({"object": "list", "data": [base, *adapters]})
+
+
+async def server_info(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
+    return JSONResponse({"tp_size": 1, "weight_version": model.label})
+
+
+async def health(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
+    return Response(status_code=503 if request.app.state.pause_mode else 200)
+
+
+def failed(message: str) -> Response:
+    return JSONResponse({"success": False, "message": message}, status_code=400)
+
+
+POSTS: tuple[Handler, ...] = (
+    generate,
+    abort_request,
+    pause_generation,
+    continue_generation,
+    update_weights_from_disk,
+    update_weight_version,
+    load_lora_adapter,
+    unload_lora_adapter,
+    init_weights_update_group,
+    destroy_weights_update_group,
+    update_weights_from_distributed,
+)
+
+
+def sglang_app(model: ServedModel, api_key: str | None = None) -> Starlette:
+    def served(handler: Handler, is_open: bool = False) -> Callable[..., Any]:
+        async def endpoint(request: Request) -> Response:
+            given = request.headers.get("authorization", "")
+            if api_key is not None and not is_open and given != f"Bearer {api_key}":
+                return JSONResponse({"error": "Unauthorized"}, status_code=401)
+            body = await request.json() if request.method == "POST" else {}
+            try:
+                return await handler(model, request, body)
+            except (RequestError, ValueError) as error:
+                return JSONResponse({"error": {"message": str(error)}}, status_code=400)
+
+        return endpoint
+
+    routes = [Route(f"/{post.__name__}", served(post), methods=["POST"]) for post in POSTS]
+    routes += [
+        Route("/v1/models", served(models)),
+        Route("/model_info", served(model_info)),
+        Route("/server_info", served(server_info)),
+        Route("/health", served(health, is_open=True)),
+        Route("/ready", served(health, is_open=True)),
+    ]
+    app = Starlette(routes=routes)
+    app.state.pause_mode = None
+    app.state.model = model
+    return app
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model-path", required=True)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--max-running-requests", type=int, default=16)
+    parser.add_argument("--context-length", type=int, default=512)
+    options = parser.parse_args()
+
+    async def serve() -> None:
+        model = ServedModel(
+            options.model_path,
+            max_batch_size=options.max_running_requests,
+            max_seq_len=options.context_length,
+        )
+        config = uvicorn.Config(
+            sglang_app(model), host=options.host, port=options.port, log_level="warning"
+        )
+        await uvicorn.Server(config).serve()
+
+    asyncio.run(serve())
+
+
+if __name__ == "__main__":
+    main()
