@@ -71,8 +71,16 @@ class RolloutConfig(Section):
     on_error: Literal["reject", "raise"] = Field(
         "reject", description="reject: a failed episode costs its own sample; raise: stop"
     )
+    journal: bool = Field(
+        False, description="finished groups are on disk before they count; see guides/workflows"
+    )
+    journal_fsync: Literal["always", "never"] = Field(
+        "always", description="never: a power failure, but no crash of the process, may lose some"
+    )
     dump_to_file: bool = Field(False, description="write every trajectory as JSON lines")
-    fileroot: str | None = Field(None, description="folder of the dump; null: the run's folder")
+    fileroot: str | None = Field(
+        None, description="folder of dump and journal; null: the run's folder"
+    )
     tokenizer_path: str | None = Field(
         None, description="of agents and of the dump; null: the top tokenizer_path"
     )

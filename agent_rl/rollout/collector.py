@@ -63,6 +63,13 @@ class Collector:
                 lane.add(submission)
         self.look_again()
 
+    def restore(self, lane: Lane, verdicts: Sequence[Finished]) -> None:
+        with self.changed:
+            self.check(lane)
+            for done in verdicts:
+                lane.restore(done)
+            self.changed.notify_all()
+
     def look_again(self) -> None:
         """Something outside changed (a version, say): start what may start now."""
         self._thread.post(self._pump)

@@ -11,10 +11,10 @@ import copy
 import itertools
 import random
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from agent_rl.config import RolloutConfig
 from agent_rl.engine.base import InferenceEngine, StreamItem, WeightUpdate
@@ -24,9 +24,10 @@ from agent_rl.rollout.agent import InlineSettings
 from agent_rl.rollout.clock import PausableClock
 from agent_rl.rollout.collector import Collector
 from agent_rl.rollout.dataloader import DataSource, as_native, patience
+from agent_rl.rollout.draws import open_draws
 from agent_rl.rollout.episode import EpisodeRules
 from agent_rl.rollout.group import GroupedRolloutWorkflow
-from agent_rl.rollout.lane import AcceptFn, Counts, Lane, Submission
+from agent_rl.rollout.lane import STALE, AcceptFn, Counts, Lane, Submission
 from agent_rl.rollout.resolve import resolve_accept, resolve_workflow
 from agent_rl.rollout.staleness import Limits, head_version
 from agent_rl.rollout.task import TaskRunner, open_dump
@@ -35,6 +36,12 @@ from agent_rl.types import GenerationConfig, JsonObject, ModelRequest, ModelResp
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+class MakeSubmission(Protocol):
+    def __call__(
+        self, data: JsonObject, draw: int | None = None, task_id: str | int | None = None
+    ) -> Submission: ...
 
 
 class RolloutEngine:
@@ -52,6 +59,10 @@ class RolloutEngine:
         min_usable_group_size: of training groups; a smaller ``group_size`` lowers it.
         seed: of the order of the groups inside a batch.
         dump: None: into ``rollout.fileroot``, with ``rollout.dump_to_file``.
+        journal: its file; None: in ``rollout.fileroot``, with ``rollout.journal``.
+
+    Raises:
+        JournalError: another process has the journal, or it is damaged.
     """
 
     def __init__(
@@ -65,6 +76,7 @@ class RolloutEngine:
         min_usable_group_size: int = 1,
         seed: int = 1,
         dump: TrajectoryDump | None = None,
+        journal: Path | None = None,
     ) -> None:
         self.engine = engine
         self.config = config = config or RolloutConfig()
@@ -80,7 +92,6 @@ class RolloutEngine:
         self._seed = seed
         self._num_batches = 0
         self._numbers = itertools.count()
-        self._pending: deque[JsonObject] = deque()
         self._max_concurrent = config.max_concurrent_rollouts or config.consumer_batch_size
         self._queue_size = config.queue_size or 16 * self._max_concurrent
         self._counts = {False: Counts(), True: Counts()}
@@ -96,7 +107,8 @@ class RolloutEngine:
             timeout_s=config.episode_timeout_s, on_error=config.on_error, clock=clock.now
         )
         dump = open_dump(config, tokenizer) if dump is None else dump
-        runner = TaskRunner(engine, rules, dump)
+        self._draws = open_draws(config, journal)
+        runner = TaskRunner(engine, rules, dump, self._draws.keep if config.journal else None)
         lanes = (self._stream, self._eval)
         self._collector = Collector(runner.run, engine.get_version, lanes, clock)
 
@@ -125,8 +137,13 @@ class RolloutEngine:
                 f"rollout.queue_size={self._queue_size} groups wait already; collect some with "
                 "wait() first"
             )
-        submission = make(data, task_id)
-        self._collector.add(lane, [submission])
+        if is_eval:
+            submission = make(as_native(data), None, task_id)
+            self._collector.add(lane, [submission])
+        else:
+            draw = self._draws.next(data)
+            submission = make(draw.data, draw.number, task_id)
+            self._add_drawn([submission])
         return submission.task_id
 
     def wait(
@@ -166,7 +183,7 @@ class RolloutEngine:
         lane = Lane(limits=self._no_bound, counts=self._counts[is_eval], keeps_all=True)
         self._collector.open(lane)
         try:
-            self._collector.add(lane, [make(data, None) for data in data_list])
+            self._collector.add(lane, [make(as_native(data)) for data in data_list])
             num_items = len(data_list)
             self._collector.wait_for(lane, lambda: len(lane.finished) == num_items, None)
         finally:
@@ -223,7 +240,7 @@ class RolloutEngine:
         should_accept_fn: AcceptFn | str | None,
         group_size: int,
         is_eval: bool,
-    ) -> Callable[[JsonObject, str | int | None], Submission]:
+    ) -> MakeSubmission:
         """Resolve once what all submissions of one call share."""
         resolved = resolve_workflow(workflow, workflow_kwargs, self._settings[is_eval])
         if group_size != 1:
@@ -239,29 +256,39 @@ class RolloutEngine:
             )
         should_accept = resolve_accept(should_accept_fn)
 
-        def make(data: JsonObject, task_id: str | int | None) -> Submission:
+        def make(
+            data: JsonObject, draw: int | None = None, task_id: str | int | None = None
+        ) -> Submission:
             number = next(self._numbers)
             return Submission(
                 number=number,
                 task_id=str(number if task_id is None else task_id),
-                data=as_native(data),
+                data=data,
                 workflow=resolved,
                 should_accept=should_accept,
                 is_eval=is_eval,
+                draw=draw,
             )
 
         return make
 
-    def _top_up(
-        self, dataloader: DataSource, make: Callable[[JsonObject, str | int | None], Submission]
-    ) -> None:
+    def _top_up(self, dataloader: DataSource, make: MakeSubmission) -> None:
         with self._collector.changed:
             missing = self._missing(dataloader.batch_size)
-        data: list[JsonObject] = []
-        while self._pending and len(data) < missing:
-            data.append(self._pending.popleft())
-        data += dataloader.take(max(0, missing - len(data)))
-        self._collector.add(self._stream, [make(datum, None) for datum in data])
+        draws = self._draws.take(dataloader, max(0, missing))
+        self._add_drawn([make(draw.data, draw.number) for draw in draws])
+
+    def _add_drawn(self, submissions: Sequence[Submission]) -> None:
+        """To the training lane; those that an earlier process has finished are done at once."""
+        version, bound = self.get_version(), self.config.max_head_offpolicyness
+        verdicts = [self._draws.verdict(s, version=version, bound=bound) for s in submissions]
+        known = [verdict for verdict in verdicts if verdict is not None]
+        new = [s for s, verdict in zip(submissions, verdicts, strict=True) if verdict is None]
+        if known:
+            self._collector.restore(self._stream, known)
+            for verdict in known:
+                stats_tracker.get("rollout").scalar(dropped_stale=verdict.reason == STALE)
+        self._collector.add(self._stream, new)
 
     def _missing(self, size: int) -> int:
         """Data to draw now.
@@ -284,8 +311,12 @@ class RolloutEngine:
 
     def _record_staleness(self, groups: Sequence[TensorDict]) -> None:
         """The bound is on starting: a group that takes long is older when it ends."""
+        version = self.get_version()
         ages = [
-            self.get_version() - oldest for group in groups if (oldest := head_version(group)) >= 0
+            # Restored groups may be of versions that a crash took back: not older than new.
+            max(0, version - oldest)
+            for group in groups
+            if (oldest := head_version(group)) >= 0
         ]
         if ages:
             mean = sum(ages) / len(ages)
@@ -332,6 +363,7 @@ class RolloutEngine:
     def close(self) -> None:
         """Cancel all episodes and end the thread, within seconds. May be called twice."""
         self._collector.close()
+        self._draws.close()
 
     def __enter__(self) -> Self:
         return self
@@ -358,15 +390,25 @@ class RolloutEngine:
         return {key: v for scope in used for key, v in stats_tracker.get(scope).export().items()}
 
     def state_dict(self) -> JsonObject:
-        """The data that were drawn from the dataloader and not yet handed over, oldest first."""
+        """Plain JSON: which data were drawn and not yet handed over, oldest first."""
         with self._collector.changed:
-            data = [submission.data for submission in self._stream.unconsumed()]
-        return {"pending": [*data, *self._pending], "num_batches": self._num_batches}
+            draws = self._draws.state(self._stream.unconsumed())
+        return {**draws, "num_batches": self._num_batches}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """``prepare_batch`` runs the pending data again before it draws new ones."""
-        self._pending = deque(state["pending"])
+        """Go on from there: ``prepare_batch`` begins with the data that were not handed over.
+
+        Groups that the journal has are handed over without being run again.
+        """
+        self._draws.load(state)
         self._num_batches = int(state["num_batches"])
+
+    def mark_trained(self, step: int) -> None:
+        """What ``state_dict`` said last is on disk, after ``step`` training steps.
+
+        Groups that were handed over before leave the journal.
+        """
+        self._draws.mark_trained(step)
 
     # The engine itself
 

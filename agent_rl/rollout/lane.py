@@ -18,12 +18,16 @@ from agent_rl.rollout.workflow import RolloutWorkflow
 from agent_rl.types import JsonObject, TensorDict
 
 Status: TypeAlias = Literal["accepted", "rejected", "failed"]
+STALE = "stale"
 AcceptFn: TypeAlias = Callable[[TensorDict], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """One datum on its way; ``number`` is the order of creation, ``task_id`` the user's name."""
+    """One datum on its way; ``number`` is the order of creation, ``task_id`` the user's name.
+
+    ``draw`` is its number in the run's sequence of training data, None outside of it.
+    """
 
     number: int
     task_id: str
@@ -31,6 +35,7 @@ class Submission:
     workflow: RolloutWorkflow
     should_accept: AcceptFn | None
     is_eval: bool
+    draw: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +51,11 @@ class Finished:
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """submitted = waiting + running + accepted + rejected + failed, in groups, at any time."""
+    """submitted = waiting + running + accepted + rejected + failed, in groups, at any time.
+
+    ``restored`` of the accepted came out of the journal; ``dropped_stale`` of the rejected did,
+    but were too old.
+    """
 
     submitted: int = 0
     waiting: int = 0
@@ -54,6 +63,8 @@ class Counts:
     accepted: int = 0
     rejected: int = 0
     failed: int = 0
+    restored: int = 0
+    dropped_stale: int = 0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -115,6 +126,19 @@ class Lane:
             self.last_error = done.error or self.last_error
         if self.keeps_all or done.status == "accepted":
             self.finished.append(done)
+
+    def restore(self, done: Finished) -> None:
+        """Book a verdict of an earlier process, which never ran here."""
+        self.ended += 1
+        self.counts.submitted += 1
+        if done.status == "accepted":
+            self.counts.accepted += 1
+            self.counts.restored += 1
+            self.accepted += 1
+            self.finished.append(done)
+        else:
+            self.counts.rejected += 1
+            self.counts.dropped_stale += done.reason == STALE
 
     def take(self, count: int) -> list[Finished]:
         """The oldest ``count`` finished by creation; the rest stays for the next call."""

@@ -1,6 +1,6 @@
 """One submitted group from start to verdict: run it, build its rows, dump, filter, count.
 
-    workflow -> episodes -> rows with rollout_group -> dump -> should_accept_fn -> accepted
+    workflow -> episodes -> rows with rollout_group -> dump -> should_accept_fn -> journal
 
 Everything that can go wrong in foreign code on this way becomes a Finished; only a broken contract,
 or any failure under ``on_error="raise"``, is raised.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from agent_rl import workflow_context
@@ -42,11 +43,17 @@ _MAX_KINDS_LOGGED = 100
 
 class TaskRunner:
     def __init__(
-        self, engine: InferenceEngine, rules: EpisodeRules, dump: TrajectoryDump | None
+        self,
+        engine: InferenceEngine,
+        rules: EpisodeRules,
+        dump: TrajectoryDump | None,
+        keep: Callable[[Finished], None] | None = None,
     ) -> None:
+        """``keep`` puts a verdict on disk before it counts; it is called in a worker thread."""
         self._engine = engine
         self._rules = rules
         self._dump = dump
+        self._keep = keep
         self._logged: set[str] = set()
 
     async def run(self, submission: Submission) -> Finished:
@@ -59,6 +66,8 @@ class TaskRunner:
         trajectory = None if result.value is None else as_rows(result.value)
         await self._write(submission, trajectory, result.slots)
         finished = self._judge(submission, trajectory, result.slots)
+        if self._keep is not None and submission.draw is not None:
+            await asyncio.to_thread(self._keep, finished)
         stats_tracker.get(workflow_context.stat_scope()).scalar(
             accepted=finished.status == "accepted",
             rejected=finished.status == "rejected",
