@@ -47,14 +47,14 @@ class Conversation:
         self._dice = random.Random(self.seed)
 
     def turn(self, name: str) -> float:
-        """Seconds of plan + append."""
+        """CPU seconds of plan + append."""
         self.messages.append({"role": "user", "content": self._text(NUM_CONTEXT - 5)})
         messages = json.loads(json.dumps(self.messages))
         output = (*self._ids(NUM_SAMPLED - 1), self.fmt.stop_token_ids[0])
         answer = {"role": "assistant", "content": self.fmt.parse(output).content}
-        start = time.perf_counter()
+        start = time.process_time()
         plan = self.cache.plan(messages, None, self.fmt, self.style)
-        planned = time.perf_counter()
+        planned = time.process_time()
         response = ModelResponse(
             input_tokens=plan.input_ids,
             output_tokens=output,
@@ -62,14 +62,14 @@ class Conversation:
             output_versions=(0,) * len(output),
             stop_reason="stop",
         )
-        answered = time.perf_counter()
+        answered = time.process_time()
         self.cache.append(
             plan.interaction(
                 interaction_id=name, model_response=response, output_message_list=[answer]
             )
         )
         self.messages.append(answer)
-        return planned - start + time.perf_counter() - answered
+        return planned - start + time.process_time() - answered
 
     def _ids(self, count: int) -> tuple[int, ...]:
         return tuple(self._dice.randrange(1000, 40_000) for _ in range(count))
@@ -79,10 +79,10 @@ class Conversation:
 
 
 def render_s(conversation: Conversation) -> float:
-    """Seconds to render and encode the whole request once."""
-    start = time.perf_counter()
+    """CPU seconds to render and encode the whole request once."""
+    start = time.process_time()
     conversation.fmt.render(conversation.messages[:-1])
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def kept_bytes(fmt: ChatFormat, style: ChatTemplateType, turns: int) -> list[int]:

@@ -14,9 +14,12 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from agent_rl.types import ModelResponse
+
+if TYPE_CHECKING:
+    from agent_rl.tokens.render import Rendering
 
 Ints: TypeAlias = "array[int]"
 Floats: TypeAlias = "array[float]"
@@ -44,7 +47,7 @@ class TokenPath:
     """Prompt and output ids: the first ``shared`` ids of ``base``, then ``own``."""
 
     __slots__ = (
-        "_prompt_text",
+        "_rendering",
         "_whole",
         "base",
         "forced",
@@ -65,7 +68,7 @@ class TokenPath:
         response: ModelResponse,
         temperature: float = 1.0,
         whole: tuple[int, ...] | None = None,
-        prompt_text: str | None = None,
+        rendering: Rendering | None = None,
     ) -> None:
         self.base = base
         self.temperature = temperature
@@ -78,7 +81,7 @@ class TokenPath:
         forced = response.output_forced
         self.forced = None if forced is None else bytes(forced)
         self._whole = whole
-        self._prompt_text = prompt_text
+        self._rendering = rendering
 
     def __len__(self) -> int:
         return self.shared + len(self.own)
@@ -116,23 +119,28 @@ class TokenPath:
         whole = self._whole  # read once: another thread may forget it
         return tuple(self.ids()) if whole is None else whole
 
+    @property
+    def rendering(self) -> Rendering | None:
+        """How the prompt was rendered; at hand until ``forget``. None after a bridge."""
+        return self._rendering
+
     def text(self, decode: Callable[[Sequence[int]], str]) -> str:
         """The text of all ids: of the prompt as it was rendered, of the output as decoded.
 
         A few ids of the prompt are decoded in front of the output, because some tokenizers drop a
         space at the start of what they decode.
         """
-        prompt_text = self._prompt_text
-        if prompt_text is None:
+        rendering = self._rendering
+        if rendering is None:
             return decode(self.whole())
         tail = self.own[max(0, len(self.own) - self.num_output - _TAIL) :]
         before = tail[: len(tail) - self.num_output]
-        return prompt_text + decode(tail)[len(decode(before)) :]
+        return rendering.text + decode(tail)[len(decode(before)) :]
 
     def forget(self) -> None:
         """Drop what only serves the next turn: it is as long as the history."""
         self._whole = None
-        self._prompt_text = None
+        self._rendering = None
 
     def line(self) -> Iterator[TokenPath]:
         """This path and those it extends, newest first."""

@@ -20,6 +20,7 @@ from agent_rl.types import ChatTemplateType, JsonObject, ModelResponse
 
 if TYPE_CHECKING:
     from agent_rl.tokens.format import ChatFormat
+    from agent_rl.tokens.render import Rendering
     from agent_rl.tokens.vocabulary import Vocabulary
 
 
@@ -39,15 +40,15 @@ class PromptPlan:
 
     ``parent``'s prompt and completion ids begin ``input_ids``. ``history`` is the interaction whose
     answer the messages replay; it differs from the parent only where ``fork_reason`` says why.
-    ``num_shared`` ids begin both the prompt and the nearer of the two. ``text`` is the rendered
-    text, None after a bridge. ``num_recorded``: see ``history.History``.
+    ``num_shared`` ids begin both the prompt and the nearer of the two. ``rendering`` is the
+    template's, None after a bridge. ``num_recorded``: see ``history.History``.
     """
 
     request: Request
     key: Key
     input_ids: tuple[int, ...]
     num_recorded: int = 0
-    text: str | None = None
+    rendering: Rendering | None = None
     num_shared: int = 0
     parent: InteractionWithTokenLogpReward | None = None
     history: InteractionWithTokenLogpReward | None = None
@@ -102,7 +103,7 @@ class PromptPlan:
                 response=model_response,
                 temperature=temperature,
                 whole=self.input_ids + model_response.output_tokens,
-                prompt_text=self.text,
+                rendering=self.rendering,
             ),
         )
 
@@ -130,7 +131,7 @@ def plan_prompt(request: Request, history: History, fmt: ChatFormat) -> PromptPl
         key=history.key,
         input_ids=prompt.ids,
         num_recorded=history.num_recorded,
-        text=prompt.text,
+        rendering=prompt.rendering,
         num_shared=num_shared,
         parent=parent,
         history=found,
@@ -143,7 +144,7 @@ class _Prompt:
     """``extends_found``: the found interaction's ids begin it by construction."""
 
     ids: tuple[int, ...]
-    text: str | None = None
+    rendering: Rendering | None = None
     extends_found: bool = False
 
 
@@ -197,15 +198,17 @@ def _rendered(
     arguments = (request.messages, request.tools, request.chat_template_kwargs or {})
     if found is None and request.chat_template_type == "concat":
         return _Prompt(fmt.render(*arguments))
-    text = fmt.template.text(*arguments)
+    before = found.path.rendering if found is not None else None
+    rendering = fmt.template.rendering(*arguments, after=before)
+    text = rendering.text
     if found is not None:
         known = found.path.text(fmt.decode)
         if text.startswith(known):
             ids = found.path.whole()
             suffix = _suffix(ids[-1], text[len(known) :], fmt.vocabulary)
             if suffix is not None:
-                return _Prompt((*ids, *suffix), text, extends_found=True)
-    return _Prompt(fmt.render(*arguments), text)
+                return _Prompt((*ids, *suffix), rendering, extends_found=True)
+    return _Prompt(tuple(fmt.vocabulary.encode(text)), rendering)
 
 
 def _suffix(last_id: int, rest: str, vocabulary: Vocabulary) -> Sequence[int] | None:

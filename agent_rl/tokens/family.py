@@ -16,6 +16,7 @@ from agent_rl.tokens import json_text
 from agent_rl.tokens.bridge import NoBridge
 from agent_rl.tokens.messages import arguments_value, normal_messages, normal_tools
 from agent_rl.tokens.parse import MessageDelta, ParsedMessage
+from agent_rl.tokens.render import Rendering
 from agent_rl.tokens.tool_formats import ParsedToolCall
 from agent_rl.tokens.vocabulary import Vocabulary
 from agent_rl.types import JsonObject, StopReason
@@ -112,6 +113,16 @@ class Family:
         """See ``ChatTemplate.text``."""
         ids = self._ids(messages, tools, chat_template_kwargs or {}, add_generation_prompt)
         return self._vocabulary.decode(ids)
+
+    def rendering(
+        self,
+        messages: Sequence[JsonObject],
+        tools: Sequence[JsonObject] | None,
+        chat_template_kwargs: Mapping[str, Any],
+        after: Rendering | None = None,
+    ) -> Rendering:
+        """See ``ChatTemplate.rendering``. A family is always rendered in full."""
+        return Rendering(text=self.text(messages, tools, chat_template_kwargs))
 
     def extend(
         self,

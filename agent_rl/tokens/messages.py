@@ -24,15 +24,19 @@ _TOOL_KEYS = ("name", "description", "parameters")
 _SCHEMA_KEYS = ("type", "description", "enum", "properties", "required")
 
 
-def normal_messages(messages: Iterable[Any], *, takes_images: bool = False) -> list[JsonObject]:
+def normal_messages(
+    messages: Iterable[Any], *, takes_images: bool = False, at: int = 0
+) -> list[JsonObject]:
     """Messages with text content, complete tool calls and plain Python values.
+
+    ``at`` is the index of the first one, for errors.
 
     Raises:
         TokenError: a content part that is neither text nor, with ``takes_images``, an image.
     """
     return [
         _normal_message(message, f"messages[{index}]", takes_images)
-        for index, message in enumerate(messages)
+        for index, message in enumerate(messages, start=at)
     ]
 
 

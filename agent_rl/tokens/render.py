@@ -9,25 +9,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
 
 from agent_rl.errors import TokenError
 from agent_rl.tokens import hermes
+from agent_rl.tokens.dialect import template_environment
 from agent_rl.tokens.messages import (
     arguments_text,
     arguments_value,
     normal_messages,
     normal_tools,
 )
+from agent_rl.tokens.piecewise import Piecewise
 from agent_rl.types import JsonObject
 
 # What a template or a small apply_chat_template raises when it does not like its input.
@@ -51,6 +50,22 @@ _PROBE_TOOL: JsonObject = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendering:
+    """A rendered request, and what one that goes on from it need not render again.
+
+    ``normal`` are ``messages`` in the form that the template takes. However it goes on after the
+    first ``num_fixed`` of those, their text stays the first ``fixed_size`` characters of ``text``.
+    """
+
+    text: str
+    messages: Sequence[JsonObject] = ()
+    normal: Sequence[JsonObject] = ()
+    adapted: Sequence[JsonObject] = ()
+    num_fixed: int = 0
+    fixed_size: int = 0
+
+
 class ChatTemplate:
     """The text that a tokenizer's template gives for a conversation.
 
@@ -71,9 +86,12 @@ class ChatTemplate:
         if is_usual and not self.source:
             raise TokenError("the tokenizer has no chat template; set tokenizer.chat_template")
         self._compiled: jinja2.Template | None = None
+        self._pieces: Piecewise | None = None
         if is_usual and isinstance(source, str):
+            environment = template_environment()
             try:
-                self._compiled = _environment().from_string(source)
+                self._compiled = environment.from_string(source)
+                self._pieces = Piecewise.of(environment, source)
             except jinja2.TemplateError as error:
                 raise TokenError(f"tokenizer.chat_template is not Jinja: {error}") from error
 
@@ -91,11 +109,73 @@ class ChatTemplate:
             TokenError: the template refuses it, or a content part is not text.
         """
         normal = normal_messages(messages, takes_images=self.takes_images)
-        specs = normal_tools(tools)
+        adapted, specs = self._adapted_all(normal, normal_tools(tools))
+        return self._apply(adapted, specs, chat_template_kwargs or {}, add_generation_prompt)
+
+    def rendering(
+        self,
+        messages: Sequence[JsonObject],
+        tools: Sequence[JsonObject] | None,
+        chat_template_kwargs: Mapping[str, Any],
+        after: Rendering | None = None,
+    ) -> Rendering:
+        """``text`` of a prompt, at the cost of what is new since ``after``.
+
+        Args:
+            after: an earlier rendering with the same tools and ``chat_template_kwargs``.
+
+        Raises:
+            TokenError: see ``text``.
+        """
+        num_known = len(after.messages) if after is not None else 0
+        if after is None or messages[:num_known] != after.messages:
+            after, num_known = None, 0
+        new = normal_messages(messages[num_known:], takes_images=self.takes_images, at=num_known)
+        normal = [*(after.normal if after is not None else ()), *new]
+        adapted, specs = self._adapted_all(normal, normal_tools(tools))
+        text, num_fixed, fixed_size = self._grown(adapted, specs, chat_template_kwargs, after)
+        return Rendering(
+            text=text,
+            messages=messages,
+            normal=normal,
+            adapted=adapted,
+            num_fixed=num_fixed,
+            fixed_size=fixed_size,
+        )
+
+    def _grown(
+        self,
+        adapted: list[JsonObject],
+        specs: list[JsonObject],
+        kwargs: Mapping[str, Any],
+        after: Rendering | None,
+    ) -> tuple[str, int, int]:
+        """The text, and the ``num_fixed`` and ``fixed_size`` of its rendering."""
+        start = after.num_fixed if after is not None else 0
+        if after is not None and adapted[:start] == after.adapted[:start]:
+            kept = after.text[: after.fixed_size]
+        else:
+            start, kept = 0, ""
+        if self._pieces is None:
+            return self._apply(adapted, specs, kwargs, True), 0, 0
+        with _refusing():
+            variables = self._variables(adapted, specs, kwargs, True)
+            tail = self._pieces.render(variables, start)
+            num_fixed = len(adapted) - self._pieces.reach
+            if tail is None or num_fixed < self._pieces.needs:
+                return self._apply(adapted, specs, kwargs, True), 0, 0
+            open_end = self._pieces.render(variables, num_fixed)
+        if open_end is None:
+            return kept + tail, 0, 0
+        return kept + tail, num_fixed, len(kept) + len(tail) - len(open_end)
+
+    def _adapted_all(
+        self, normal: list[JsonObject], specs: list[JsonObject]
+    ) -> tuple[list[JsonObject], list[JsonObject]]:
+        """Messages and tools in the form this template takes."""
         if not self.knows_tools:
             normal, specs = hermes.without_tools(normal, specs), []
-        normal = [self._adapted(message) for message in normal]
-        return self._apply(normal, specs, chat_template_kwargs or {}, add_generation_prompt)
+        return [self._adapted(message) for message in normal], specs
 
     @cached_property
     def knows_tools(self) -> bool:
@@ -174,15 +254,10 @@ class ChatTemplate:
         kwargs: Mapping[str, Any],
         add_generation_prompt: bool,
     ) -> str:
-        try:
+        with _refusing():
             if self._compiled is not None:
-                special = getattr(self._tokenizer, "special_tokens_map", None) or {}
-                return self._compiled.render(
-                    messages=messages,
-                    tools=tools or None,
-                    add_generation_prompt=add_generation_prompt,
-                    **{**special, **kwargs},
-                )
+                variables = self._variables(messages, tools, kwargs, add_generation_prompt)
+                return self._compiled.render(variables)
             options = {"tools": tools} if tools else {}
             text = self._tokenizer.apply_chat_template(
                 messages,
@@ -191,9 +266,32 @@ class ChatTemplate:
                 **options,
                 **kwargs,
             )
-        except _REFUSALS as error:
-            raise TokenError(f"the chat template refuses these messages: {error}") from error
         return str(text)
+
+    def _variables(
+        self,
+        messages: list[JsonObject],
+        tools: list[JsonObject],
+        kwargs: Mapping[str, Any],
+        add_generation_prompt: bool,
+    ) -> JsonObject:
+        """Raises TypeError where ``kwargs`` name one of ours; special tokens they may replace."""
+        special = getattr(self._tokenizer, "special_tokens_map", None) or {}
+        own = dict(
+            messages=messages,
+            tools=tools or None,
+            add_generation_prompt=add_generation_prompt,
+            **kwargs,
+        )
+        return {**special, **own}
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    try:
+        yield
+    except _REFUSALS as error:
+        raise TokenError(f"the chat template refuses these messages: {error}") from error
 
 
 def _probe_call(form: tuple[bool, bool, bool]) -> list[JsonObject]:
@@ -247,46 +345,3 @@ def _short_id(tool_call_id: str) -> str:
     if len(tool_call_id) == 9 and tool_call_id.isalnum():
         return tool_call_id
     return hashlib.sha256(tool_call_id.encode()).hexdigest()[:9]
-
-
-class _GenerationBlock(jinja2.ext.Extension):
-    """``{% generation %}`` marks what an assistant wrote; the text is that of its body."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    """The dialect of Hugging Face templates: trimmed blocks, ``raise_exception``, plain JSON."""
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[jinja2.ext.loopcontrols, _GenerationBlock],
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
