@@ -4,7 +4,8 @@
               [u1 a1 t1] -> a2                            k(u1 a1 t1 a2)
     request:  [u1 a1 t1 a2 t2]      meets k(u1 a1 t1 a2): it goes on from a2
 
-It also says why a request that comes from a recorded conversation does not extend it, and which
+An answer that a framework rewrote now and then is the same answer each time: behind it the key
+goes on from the recorded one. It also says why a request that comes from a recorded conversation does not extend it, and which
 answers a retry replaced. Knows no tokens. The cache guards it against concurrent use.
 """
 
@@ -53,6 +54,7 @@ class HistoryIndex:
     def __init__(self) -> None:
         self._by_request: dict[Key, list[InteractionWithTokenLogpReward]] = {}
         self._by_answer: dict[Key, InteractionWithTokenLogpReward] = {}
+        self._after: dict[str, Key] = {}  # interaction -> key behind its answer, however replayed
         self._telling: dict[Key, int] = {}  # an answer by itself -> fewest messages before it
         self._issued: set[str] = set()  # tool-call ids of recorded answers
         self._gone_on: dict[str, int] = {}  # interaction -> number of the first that replays it
@@ -96,6 +98,7 @@ class HistoryIndex:
             answered = self._by_answer.get(key)
             if answered is not None:
                 reading.found, reading.num_known, reading.edited = answered, index + 1, None
+                reading.chain.key = self._after[answered.interaction_id]
             elif reading.edited is None and before in self._by_request:
                 reading.edited = index
 
@@ -148,7 +151,9 @@ class HistoryIndex:
         answers = interaction.output_message_list
         for answer in answers:
             self._issued.update(tool_call_ids(answer))
-        for end in answer_keys(key, answers):
+        ends = answer_keys(key, answers)
+        self._after[interaction.interaction_id] = ends[-1]
+        for end in ends:
             earlier = self._by_answer.get(end)
             if earlier is None or earlier.request_id != interaction.request_id:
                 self._by_answer[end] = interaction

@@ -219,6 +219,25 @@ def test_two_tool_results_in_either_order(swapped: bool) -> None:
     assert talk.say("c3", third, [20, 2], tools=[tool("f"), tool("g")]).parent is c2
 
 
+@pytest.mark.parametrize("rewritten", [(False, True, False), (True, False, True)])
+def test_ids_that_a_framework_rewrites_now_and_then(rewritten: tuple[bool, ...]) -> None:
+    """The same conversation, whether a request carries our call ids or made-up ones."""
+    talk = Talk()
+    history: list[Any] = [user("hi")]
+    made_up: list[Any] = [user("hi")]
+    parent = talk.say("c0", history, [20, 2], assistant("a", tool_calls=[call("t0")]))
+    for turn, is_rewritten in enumerate(rewritten):
+        for messages, name in ((history, f"t{turn}"), (made_up, f"x{turn}")):
+            result = {"role": "tool", "tool_call_id": name, "content": "r1"}
+            messages += [assistant("a", tool_calls=[call(name)]), result]
+        answer = assistant("a", tool_calls=[call(f"t{turn + 1}")])
+        sent = made_up if is_rewritten else history
+        child = talk.say(f"c{turn + 1}", list(sent), [20, 2], answer)
+        assert child.parent is parent and child.fork_reason is None
+        parent = child
+    assert len(export_interactions(talk.cache, "concat")) == 1
+
+
 def test_arguments_with_unicode_stay_as_sampled() -> None:
     """case B27: a framework re-dumps the arguments; the next prompt has the sampled ids."""
     talk = Talk()
