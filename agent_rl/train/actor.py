@@ -19,12 +19,11 @@ from torch import Tensor
 from agent_rl.config import ActorConfig
 from agent_rl.errors import WorkflowContractError
 from agent_rl.stats import tracker as stats_tracker
-from agent_rl.train import advantage, correction, metrics
+from agent_rl.train import advantage, correction, lora, metrics
 from agent_rl.train.batch import Batch, MicroBatch, micro_batches, minibatches
 from agent_rl.train.critic import Critic, record_values
 from agent_rl.train.estimator import AdvantageEstimator, Values
 from agent_rl.train.forward import check_model, hidden_states, logprobs_of, score, segment_attention
-from agent_rl.train.lora import has_adapters
 from agent_rl.train.metrics import StepRecord, TokenRecord
 from agent_rl.train.objective import Component, Evidence, Predictions, components
 from agent_rl.train.optimizer import Optimizer
@@ -139,11 +138,9 @@ class Actor:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything an exact continuation needs; of a model with adapters, only these."""
-        weights = self.model.state_dict()
-        if has_adapters(self.model):
-            weights = {name: value for name, value in weights.items() if "lora_" in name}
+        is_whole = not lora.has_adapters(self.model)
         return {
-            "model": weights,
+            "model": self.model.state_dict() if is_whole else lora.adapter_state_dict(self.model),
             "optimizer": self._optimizer.state_dict(),
             "estimator": self._estimator.state_dict(),
             "critic": None if self.critic is None else self.critic.state_dict(),
@@ -151,8 +148,10 @@ class Actor:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """In place: an engine that shares the parameters sees the loaded ones."""
-        is_whole = not has_adapters(self.model)
-        self.model.load_state_dict(state["model"], strict=is_whole)
+        if lora.has_adapters(self.model):
+            lora.load_adapter_state_dict(self.model, state["model"])
+        else:
+            self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._estimator.load_state_dict(state["estimator"])
         if self.critic is not None:

@@ -23,6 +23,7 @@ from transformers import PreTrainedTokenizerBase
 
 from agent_rl.engine.loading import quiet_transformers
 from agent_rl.errors import CheckpointError
+from agent_rl.train.lora import has_adapters, merged_state_dict, write_adapters
 
 _TREE = "agent_rl.state"
 
@@ -30,11 +31,25 @@ _TREE = "agent_rl.state"
 def save_hf_checkpoint(
     model: Any, tokenizer: PreTrainedTokenizerBase | None, folder: str | Path
 ) -> Path:
-    """Write config, safetensors, tokenizer and chat template; replaces what ``folder`` held."""
+    """Write config, safetensors, tokenizer and chat template; replaces what ``folder`` held.
+
+    Adapters are added into the weights, and written to the folder ``adapter`` as they are.
+    """
     with whole_folder(Path(folder)) as work, quiet_transformers():
-        model.save_pretrained(work)
+        if has_adapters(model):
+            model.save_pretrained(work, state_dict=merged_state_dict(model))
+            write_adapters(model, work / "adapter")
+        else:
+            model.save_pretrained(work)
         if tokenizer is not None:
             tokenizer.save_pretrained(work)
+    return Path(folder)
+
+
+def save_adapter_checkpoint(model: Any, folder: str | Path) -> Path:
+    """Write the adapters alone, as a peft folder; replaces what ``folder`` held."""
+    with whole_folder(Path(folder)) as work:
+        write_adapters(model, work)
     return Path(folder)
 
 

@@ -7,16 +7,18 @@ are a peft folder (adapters only) or whole weights with the adapters added in.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from agent_rl.config import LoraConfig
-from agent_rl.errors import ConfigError, MissingDependencyError
+from agent_rl.errors import CheckpointError, ConfigError, MissingDependencyError
 
 _NAME = "default"
 
@@ -34,7 +36,8 @@ def add_adapters(model: Any, config: LoraConfig) -> None:
         raise MissingDependencyError("actor.lora needs peft: pip install peft") from error
     model.requires_grad_(False)
     try:
-        peft.inject_adapter_in_model(_peft_config(config), model, adapter_name=_NAME)
+        settings = _peft_config(config)
+        peft.inject_adapter_in_model(settings, model, adapter_name=_NAME)
     except ValueError as error:
         raise ConfigError(f"actor.lora.target_modules: {error}") from error
     for name, parameter in model.named_parameters():
@@ -52,8 +55,6 @@ def adapters_off(model: Any) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.enable_adapters(True)
-            for adapter in (layer.lora_A, layer.lora_B):
-                adapter[_NAME].requires_grad_(True)
 
 
 @torch.no_grad()
@@ -73,26 +74,40 @@ def merged_state_dict(model: Any) -> dict[str, Tensor]:
     return merged
 
 
-def save_adapters(model: Any, config: LoraConfig, folder: str | Path, *, base: str) -> None:
-    """A peft folder: adapter_config.json and adapter_model.safetensors; ``base`` is noted in it."""
-    from safetensors.torch import save_file
-
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
+def write_adapters(model: Any, folder: Path) -> None:
+    """A peft folder: adapter_config.json and adapter_model.safetensors."""
+    folder.mkdir(parents=True, exist_ok=True)
     tensors = {
         f"base_model.model.{name.replace(f'.{_NAME}.', '.')}": value.detach().cpu().contiguous()
-        for name, value in model.state_dict().items()
-        if "lora_" in name
+        for name, value in adapter_state_dict(model).items()
     }
-    save_file(tensors, target / "adapter_model.safetensors", metadata={"format": "pt"})
-    written = _peft_config(config)
-    written.base_model_name_or_path = base
-    written.inference_mode = True
-    written.save_pretrained(str(target))
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = copy.copy(model.peft_config[_NAME])
+    config.inference_mode = True
+    config.base_model_name_or_path = model.config._name_or_path
+    config.save_pretrained(str(folder))
+
+
+def adapter_state_dict(model: Any) -> dict[str, Tensor]:
+    return {name: value for name, value in model.state_dict().items() if "lora_" in name}
+
+
+def load_adapter_state_dict(model: Any, state: dict[str, Tensor]) -> None:
+    """In place.
+
+    Raises:
+        CheckpointError: the adapters are of other layers.
+    """
+    if state.keys() != adapter_state_dict(model).keys():
+        raise CheckpointError(
+            f"the state has {len(state)} adapter weights and the model "
+            f"{len(adapter_state_dict(model))}, or of other layers: actor.lora has changed"
+        )
+    model.load_state_dict(state, strict=False)
 
 
 def has_adapters(model: Any) -> bool:
-    return any("lora_" in name for name, _ in model.named_parameters())
+    return hasattr(model, "peft_config")
 
 
 def _layers(model: Any) -> dict[str, Any]:

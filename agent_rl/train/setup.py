@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import yaml
 
-from agent_rl.config import AgentConfig, PPOConfig
+from agent_rl.config import AgentConfig, PPOConfig, RefConfig
 from agent_rl.engine.base import InferenceEngine
 from agent_rl.engine.loading import load_model
 from agent_rl.engine.local import LocalEngine
@@ -21,7 +21,11 @@ from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.record.dump import TrajectoryDump
 from agent_rl.stats.redact import redact_sensitive_config
 from agent_rl.tokens.certify import certify
+from agent_rl.train.actor import Actor
+from agent_rl.train.critic import Critic
 from agent_rl.train.dataset import load_rows
+from agent_rl.train.lora import add_adapters
+from agent_rl.train.reference import Reference
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -80,14 +84,16 @@ def min_usable_group_size(config: PPOConfig) -> int:
 def engine_and_model(
     config: PPOConfig, tokenizer: PreTrainedTokenizerBase, engine: InferenceEngine | None
 ) -> tuple[InferenceEngine, Any]:
+    lora = config.actor.lora
     if isinstance(engine, LocalEngine):
+        if lora is not None:
+            raise ConfigError(
+                "actor.lora: a LocalEngine of yours samples without the adapters; give no engine"
+            )
         return engine, engine.model
-    device = config.actor.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model = load_model(
-        model_path(config),
-        device=torch.device(device),
-        dtype=getattr(torch, config.actor.dtype),
-    )
+    model = _load(model_path(config), config, config.actor.dtype)
+    if lora is not None:
+        add_adapters(model, lora)
     if engine is not None:
         return engine, model
     limits = config.engine
@@ -100,6 +106,44 @@ def engine_and_model(
         ),
         model,
     )
+
+
+def make_actor(config: PPOConfig, model: Any, *, total_steps: int) -> Actor:
+    """The actor on ``model``, with the reference and the critic that the config asks for.
+
+    Raises:
+        ConfigError: ``ref`` is set and no KL term is on.
+    """
+    actor, temperature = config.actor, config.gconfig.logprob_temperature
+    reference = critic = None
+    if actor.kl_ctl or actor.kl_loss_coef:
+        ref = config.ref or RefConfig()
+        is_actor = ref.path is None and actor.lora is not None
+        frozen = model
+        if not is_actor:
+            frozen = _load(ref.path or model_path(config), config, ref.dtype or actor.dtype)
+        reference = Reference(frozen, ref, temperature=temperature, is_actor=is_actor)
+    elif config.ref is not None:
+        raise ConfigError("ref has no effect: set actor.kl_ctl or actor.kl_loss_coef above 0")
+    if config.critic is not None:
+        own = model
+        if config.critic.trunk == "separate":
+            path = config.critic.path or model_path(config)
+            own = _load(path, config, config.critic.dtype)
+        critic = Critic(own, config.critic, total_steps=total_steps)
+    return Actor(
+        model,
+        actor,
+        total_steps=total_steps,
+        temperature=temperature,
+        reference=reference,
+        critic=critic,
+    )
+
+
+def _load(path: str, config: PPOConfig, dtype: str) -> Any:
+    device = config.actor.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return load_model(path, device=torch.device(device), dtype=getattr(torch, dtype))
 
 
 def write_config(config: PPOConfig, folder: Path) -> None:

@@ -27,9 +27,8 @@ from agent_rl.stats import tracker as stats_tracker
 from agent_rl.stats.logger import FinetuneSpec, StatsLogger
 from agent_rl.stats.system import system_metrics
 from agent_rl.train import setup
-from agent_rl.train.actor import Actor
 from agent_rl.train.batch import Batch
-from agent_rl.train.checkpoint import save_hf_checkpoint
+from agent_rl.train.checkpoint import save_adapter_checkpoint, save_hf_checkpoint
 from agent_rl.train.frequency import Frequency
 from agent_rl.train.interrupt import Interrupts
 from agent_rl.train.progress import RunProgress
@@ -102,12 +101,7 @@ class PPOTrainer:
         self.engine, self._model = setup.engine_and_model(config, self.tokenizer, engine)
         self._owns_engine = engine is None
         setup.report_certification(self.tokenizer, config.rollout.agent)
-        self.actor = Actor(
-            self._model,
-            config.actor,
-            total_steps=self.total_steps,
-            temperature=config.gconfig.logprob_temperature,
-        )
+        self.actor = setup.make_actor(config, self._model, total_steps=self.total_steps)
         self.eval_gconfig = config.eval_gconfig or replace(config.gconfig, greedy=True)
         self.rollout = RolloutEngine(
             self.engine,
@@ -254,7 +248,10 @@ class PPOTrainer:
         return stats_tracker.get("eval-rollout").export()
 
     def save(self, name: str) -> Path:
-        """Write the weights as the Hugging Face folder ``{run_dir}/checkpoints/{name}``."""
+        """Write the weights as the Hugging Face folder ``{run_dir}/checkpoints/{name}``.
+
+        With ``actor.lora`` the adapters are added in, and stand alone in its folder ``adapter``.
+        """
         return save_hf_checkpoint(self._model, self.tokenizer, self.run_dir / "checkpoints" / name)
 
     @property
@@ -328,6 +325,10 @@ class PPOTrainer:
         """Make the engine sample from the weights as they are now, as ``version``."""
         if isinstance(self.engine, LocalEngine):
             update = WeightUpdate(version=version)
+        elif self.config.actor.lora is not None:
+            target = self.run_dir / "checkpoints" / "published_adapter"
+            folder = save_adapter_checkpoint(self._model, target)
+            update = WeightUpdate(version=version, method="lora", path=folder)
         else:
             folder = self.save("published")
             update = WeightUpdate(version=version, method="disk", path=folder)
