@@ -9,18 +9,20 @@ import torch
 from tiny_batches import groups, tiny_model, trajectory
 
 from agent_rl import small_model, stats_tracker
-from agent_rl.config import ActorConfig, OptimizerConfig
+from agent_rl.config import ActorConfig, OptimizerConfig, RefConfig
 from agent_rl.errors import WorkflowContractError
 from agent_rl.train.actor import Actor
 from agent_rl.train.batch import Batch, micro_batches
 from agent_rl.train.checkpoint import load_state, save_state
 from agent_rl.train.forward import predicted_logprobs, segment_attention
+from agent_rl.train.reference import Reference
 from agent_rl.types import TensorDict
 
 
 def weights_after(trajectories: list[TensorDict], config: ActorConfig) -> torch.Tensor:
     model = tiny_model()
-    actor = Actor(model, config, total_steps=10, temperature=0.7)
+    reference = Reference(tiny_model(seed=5), RefConfig(), temperature=0.7)
+    actor = Actor(model, config, total_steps=10, temperature=0.7, reference=reference)
     actor.update(Batch.from_trajectories(trajectories))
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
@@ -87,20 +89,48 @@ OPTIONS: list[dict[str, object]] = [
     },
     {"loss_aggregation": "dr-grpo", "loss_horizon": 16, "ppo_n_minibatches": 2},
     {"adv_norm": {"mean_level": "batch", "std_level": "batch"}, "gradient_checkpointing": True},
+    {"use_decoupled_loss": True, "prox_logp_method": "loglinear"},
+    {"kl_loss_coef": 0.5, "loss_aggregation": "seq-mean-token-mean"},
+    {"kl_ctl": 0.5, "ppo_n_minibatches": 2},
+    {"cross_entropy_coef": 0.5},
+    {"distillation": {"weight": 0.5}},
+    {"distillation": {"weight": 0.5, "topk": 2}, "reward_weight": 0.5},
+    {"truncated_rows": "mask"},
 ]
+
+
+def taught_groups() -> list[TensorDict]:
+    """``groups`` of some age, of which one row in each group ends with an end token.
+
+    A teacher speaks of the first trained token of every row.
+    """
+    trajectories = groups()
+    generator = torch.Generator().manual_seed(2)
+    for rows in trajectories:
+        mask = rows["loss_mask"]
+        assert isinstance(mask, torch.Tensor)
+        first = torch.zeros_like(mask, dtype=torch.bool)
+        first[:, 6] = True
+        shape = (*mask.shape, 3)
+        rows["teacher_logprobs"] = torch.where(first, -1.0, torch.nan)
+        rows["teacher_topk_ids"] = torch.randint(1, 50, shape, generator=generator)
+        rows["teacher_topk_logprobs"] = -2.0 - torch.rand(shape, generator=generator)
+        rows["versions"] = torch.where(mask.bool(), -2, -1)
+        rows["is_truncated"] = torch.tensor([True, True, True, False])
+    return trajectories
 
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_every_option_moves_weights_the_same_under_any_packing(options: dict[str, object]) -> None:
     """One micro-batch of rows against many forests: row-level ratios and limits included."""
     base = ActorConfig(tree_packing="off", optimizer=SGD_LIKE).model_dump() | options
-    expected = weights_after(groups(), ActorConfig.model_validate(base))
+    expected = weights_after(taught_groups(), ActorConfig.model_validate(base))
     packed = ActorConfig.model_validate(base | {"tree_packing": "auto", "max_tokens_per_mb": 25})
     start = torch.cat([p.detach().flatten() for p in tiny_model().parameters()])
-    plain = weights_after(groups(), ActorConfig(tree_packing="off", optimizer=SGD_LIKE))
+    plain = weights_after(taught_groups(), ActorConfig(tree_packing="off", optimizer=SGD_LIKE))
     moved = (expected - start).abs().max()
     assert moved > 1e-6
-    assert (weights_after(groups(), packed) - expected).abs().max() / moved < 1e-5
+    assert (weights_after(taught_groups(), packed) - expected).abs().max() / moved < 1e-5
     assert not torch.allclose(plain, expected, rtol=0.0, atol=float(moved) * 1e-4)
 
 

@@ -10,8 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from agent_rl.types import RolloutGroup, TensorDict
 
 
-def tiny_model(dtype: torch.dtype = torch.float64) -> LlamaForCausalLM:
-    torch.manual_seed(0)
+def tiny_model(dtype: torch.dtype = torch.float64, *, seed: int = 0) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=50,
         hidden_size=16,
