@@ -113,6 +113,7 @@ class PPOTrainer:
             min_usable_group_size=usable,
             seed=config.seed,
             dump=setup.trajectory_dump(config, self.tokenizer),
+            journal=setup.run_dir(config, config.rollout.fileroot) / "rollout.journal",
         )
         spec = FinetuneSpec(
             total_train_epochs=-(-self.total_steps // len(self._loader)),
@@ -305,8 +306,7 @@ class PPOTrainer:
 
     def _write_recovery(self, recovery: Recovery) -> None:
         recovery.save(self.actor)
-        if hasattr(self.rollout, "mark_trained"):
-            self.rollout.mark_trained(self._num_steps)
+        self.rollout.mark_trained(self._num_steps)
 
     def _run_evaluation(self, workflow: dict[str, Any]) -> None:
         if not self.valid_rows:

@@ -126,6 +126,27 @@ def test_the_next_steps_are_bit_equal(tiny_model_dir: Path, tmp_path: Path) -> N
     ]
 
 
+def test_finished_episodes_are_not_run_again(tiny_model_dir: Path, tmp_path: Path) -> None:
+    """Case B149, with the journal: the state is of step 2, the crash in step 3, in flight nothing.
+
+    Steps 2 and 3 are trained again on the groups that are on disk.
+    """
+    journal = ("rollout.journal=true", "recover={mode: auto, freq_steps: 2}", "total_train_steps=4")
+    whole = config_of(tiny_model_dir, tmp_path / "whole", *journal)
+    with PPOTrainer(whole, ROWS) as trainer:
+        trainer.train(LetterAgent())
+        expected = weights(trainer)
+    parts = config_of(tiny_model_dir, tmp_path / "parts", *journal)
+    with PPOTrainer(parts, ROWS) as trainer, pytest.raises(Crash):
+        trainer.train(LetterAgent(), on_step=crash_in(3))
+    QUESTIONS.clear()
+    with PPOTrainer(parts, ROWS) as trainer:
+        assert trainer.engine.get_version() == 2
+        trainer.train(LetterAgent())
+        assert_equal(expected, weights(trainer))
+    assert QUESTIONS == []
+
+
 @pytest.mark.parametrize("stop", [1, 2, 3])
 def test_a_state_around_the_end_of_an_epoch(
     tiny_model_dir: Path, tmp_path: Path, stop: int
