@@ -154,7 +154,12 @@ async def together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 def new_reader(session: Session, turn: Turn, plan: PromptPlan) -> Reader:
     if turn.is_raw:
         fmt = session.format
-        return MessageReader(fmt.vocabulary, end_ids=fmt.stop_token_ids, stop=turn.stop)
+        return MessageReader(
+            fmt.vocabulary,
+            end_ids=fmt.stop_token_ids,
+            stop=turn.stop,
+            prompt_ids=plan.input_ids,
+        )
     return session.format.decoder(
         tools=turn.tools if turn.can_call_tools else None,
         stop=turn.stop,

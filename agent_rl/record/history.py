@@ -4,8 +4,8 @@
               [u1 a1 t1] -> a2                            k(u1 a1 t1 a2)
     request:  [u1 a1 t1 a2 t2]      meets k(u1 a1 t1 a2): it goes on from a2
 
-An answer that a framework rewrote now and then is the same answer each time: behind it the key
-goes on from the recorded one. It also says why a request that comes from a recorded conversation does not extend it, and which
+Behind a recorded answer the key goes on from the record's own, however this request replays it. It
+also says why a request that comes from a recorded conversation does not extend it, and which
 answers a retry replaced. Knows no tokens. The cache guards it against concurrent use.
 """
 

@@ -11,11 +11,12 @@ base's sampled tokens count as sampled here too. Nothing here knows messages or 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import TYPE_CHECKING, TypeAlias
 
+from agent_rl.tokens.vocabulary import CONTEXT, Vocabulary
 from agent_rl.types import ModelResponse
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 Ints: TypeAlias = "array[int]"
 Floats: TypeAlias = "array[float]"
-
-_TAIL = 8  # prompt ids that are decoded in front of an output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,18 +123,14 @@ class TokenPath:
         """How the prompt was rendered; at hand until ``forget``. None after a bridge."""
         return self._rendering
 
-    def text(self, decode: Callable[[Sequence[int]], str]) -> str:
-        """The text of all ids: of the prompt as it was rendered, of the output as decoded.
-
-        A few ids of the prompt are decoded in front of the output, because some tokenizers drop a
-        space at the start of what they decode.
-        """
+    def text(self, vocabulary: Vocabulary) -> str:
+        """The text of all ids: of the prompt as it was rendered, of the output as decoded."""
         rendering = self._rendering
         if rendering is None:
-            return decode(self.whole())
-        tail = self.own[max(0, len(self.own) - self.num_output - _TAIL) :]
-        before = tail[: len(tail) - self.num_output]
-        return rendering.text + decode(tail)[len(decode(before)) :]
+            return vocabulary.decode(self.whole())
+        start = len(self.own) - self.num_output
+        before = self.own[max(0, start - CONTEXT) : start]
+        return rendering.text + vocabulary.text_behind(before, self.output)
 
     def forget(self) -> None:
         """Drop what only serves the next turn: it is as long as the history."""

@@ -202,7 +202,7 @@ def _rendered(
     rendering = fmt.template.rendering(*arguments, after=before)
     text = rendering.text
     if found is not None:
-        known = found.path.text(fmt.decode)
+        known = found.path.text(fmt.vocabulary)
         if text.startswith(known):
             ids = found.path.whole()
             suffix = _suffix(ids[-1], text[len(known) :], fmt.vocabulary)

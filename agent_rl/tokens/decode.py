@@ -11,21 +11,25 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
-from agent_rl.tokens.vocabulary import Vocabulary
+from agent_rl.tokens.vocabulary import CONTEXT, Vocabulary
 
 _INCOMPLETE = "\ufffd"
-_MAX_CONTEXT = 8
 
 
 class Detokenizer:
     """The text of the ids fed so far (``text``) and where its markers are."""
 
     def __init__(
-        self, vocabulary: Vocabulary, markers: Sequence[str], hidden: Iterable[int]
+        self,
+        vocabulary: Vocabulary,
+        markers: Sequence[str],
+        hidden: Iterable[int],
+        before: Sequence[int] = (),
     ) -> None:
         """Args:
         markers: texts that count only as their own token, where the vocabulary has one.
         hidden: tokens without text (end of turn, padding), besides the special tokens.
+        before: the ids in front, whose text is not shown; see ``Vocabulary.text_behind``.
         """
         self.text = ""
         self._vocabulary = vocabulary
@@ -33,8 +37,9 @@ class Detokenizer:
         self._offsets: dict[str, list[int]] = {text: [] for text in self._markers.values()}
         self._breaks = (vocabulary.special | frozenset(hidden)) | frozenset(self._markers)
         self._bytes = vocabulary.byte_ids
-        self._window: list[int] = []
-        self._shown = ""
+        self._window = list(before[-CONTEXT:])
+        self._shown = vocabulary.decode(self._window) if self._window else ""
+        self._has_space = vocabulary.is_spaced_after(before)
 
     def feed(self, token_ids: Sequence[int]) -> None:
         """Append ids. A character whose bytes are not complete yet is held back."""
@@ -84,12 +89,15 @@ class Detokenizer:
         text = self._vocabulary.decode(self._window)
         if text.endswith(_INCOMPLETE):
             return
-        self.text += text[len(self._shown) :]
+        added = text[len(self._shown) :]
+        if added and self._has_space:
+            added, self._has_space = added.removeprefix(" "), False
+        self.text += added
         self._keep_context()
 
     def _keep_context(self) -> None:
         # A token that ends a character begun before it has no text of its own: keep that one too.
-        for size in range(1, min(len(self._window), _MAX_CONTEXT) + 1):
+        for size in range(1, min(len(self._window), CONTEXT) + 1):
             shown = self._vocabulary.decode(self._window[-size:])
             if _INCOMPLETE not in shown:
                 self._window, self._shown = self._window[-size:], shown

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from agent_rl.errors import ConfigError
+from agent_rl.errors import ConfigError, TokenError
 from agent_rl.tokens import tool_parsers
 from agent_rl.tokens.bridge import NoBridge, TemplateBridge
 from agent_rl.tokens.family import (
@@ -188,6 +188,8 @@ class ChatFormat:
             tool_format=self._tool_format,
             tools=tools,
             stop=stop,
+            prompt_ids=prompt_ids,
+            opening=self._opening,
             is_reasoning=self._is_reasoning(prompt_ids),
         )
 
@@ -248,6 +250,17 @@ class ChatFormat:
             return self._opens_reasoning
         # Enough for any generation prompt; the prompt itself may be long.
         return _ends_open(self.vocabulary.decode(prompt_ids[-16:]), self._reasoning)
+
+    @cached_property
+    def _opening(self) -> str:
+        """Space between the generation prompt and an answer: "ASSISTANT:" + " " + "yo"."""
+        try:
+            asking = self.template.text(_PROBE[:1])
+            answered = self.template.text(_PROBE[:2], add_generation_prompt=False)
+        except TokenError:
+            return ""
+        space = answered.removeprefix(asking).partition(_PROBE[1]["content"])[0]
+        return space if answered.startswith(asking) and space.isspace() else ""
 
     @cached_property
     def _opens_reasoning(self) -> bool:

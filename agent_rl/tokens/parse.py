@@ -108,6 +108,9 @@ class MessageReader:
         end_ids: tokens without text: ends of turn and padding.
         reasoning: None reads reasoning tags as content.
         tool_format: what tool calls look like. Without ``tools`` they are content, marks and all.
+        prompt_ids: what the completion follows, where known.
+        opening: space that the template itself writes before the text of an answer. A completion
+            that begins with it has it from there; in the message it would be written twice.
         is_reasoning: the prompt ended inside reasoning.
     """
 
@@ -120,15 +123,18 @@ class MessageReader:
         tool_format: ToolFormat | None = None,
         tools: Sequence[JsonObject] | None = None,
         stop: Sequence[str] = (),
+        prompt_ids: Sequence[int] | None = None,
+        opening: str = "",
         is_reasoning: bool = False,
     ) -> None:
         tags = (reasoning.open, reasoning.close) if reasoning else ()
         markers = (*tags, *(tool_format.markers if tool_format else ()))
-        self._source = Detokenizer(vocabulary, markers, end_ids)
+        self._source = Detokenizer(vocabulary, markers, end_ids, prompt_ids or ())
         self._reasoning = reasoning
         self._format = tool_format if tools is not None and len(tools) else None
         self._tools = {tool["function"]["name"]: tool["function"] for tool in normal_tools(tools)}
         self._stop = tuple(text for text in stop if text)
+        self._opening = opening
         self._is_reasoning = is_reasoning or (reasoning is not None and reasoning.is_forced)
         self._phase = _Phase.CONTENT if reasoning is None else _Phase.START
         self._place = 0
@@ -166,7 +172,7 @@ class MessageReader:
             self._start(end, is_final)
         if self._phase is _Phase.REASONING:
             self._read_reasoning(end, is_final)
-        if self._phase is _Phase.CONTENT:
+        if self._phase is _Phase.CONTENT and self._is_opened(end, is_final):
             self._read_content(end, is_final, is_cut)
         return _joined(self._parts[num_before:])
 
@@ -210,6 +216,16 @@ class MessageReader:
             self._place += len(closer)
             self._phase = _Phase.CONTENT
             self._content.start_chars = "\n"
+
+    def _is_opened(self, end: int, is_final: bool) -> bool:
+        """Skip the template's own space; false while it is not clear whether it is there."""
+        if self._place == 0 and self._opening:
+            text = self._source.text[:end]
+            if not is_final and len(text) < len(self._opening) and self._opening.startswith(text):
+                return False
+            self._place = len(self._opening) if text.startswith(self._opening) else 0
+            self._opening = ""
+        return True
 
     def _read_content(self, end: int, is_final: bool, is_cut: bool) -> None:
         while self._format is not None:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
+CONTEXT = 8
+"""Ids before a text that decide how its first token is decoded."""
 _END_NAMES = frozenset(
     {"<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|end|>", "</s>", "<eos>"}
 )
@@ -62,6 +64,28 @@ class Vocabulary:
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ids, special tokens included."""
         return str(self._tokenizer.decode(list(token_ids), **self._options))
+
+    def text_behind(self, before: Sequence[int], token_ids: Sequence[int]) -> str:
+        """The text that ``token_ids`` add to that of ``before``.
+
+        "▁the" alone decodes to "the", behind "a" to " the". Only behind a mark that the tokenizer
+        itself writes a space after, as Llama 2's does, is the space none of the text.
+        """
+        tail = before[-CONTEXT:]
+        text = self.decode([*tail, *token_ids])[len(self.decode(tail)) :]
+        return text.removeprefix(" ") if self.is_spaced_after(before) else text
+
+    def is_spaced_after(self, before: Sequence[int]) -> bool:
+        """Whether text behind these ids is encoded with a space in front that it does not have."""
+        return len(before) > 0 and before[-1] in self.boundaries and self._spaces_marks
+
+    @cached_property
+    def _spaces_marks(self) -> bool:
+        mark = next(iter(self._ids), None)
+        if mark is None:
+            return False
+        ids = self.encode(f"{mark}a")
+        return ids[0] == self._ids[mark] and self.decode(ids) == f"{mark} a"
 
     def text_of(self, token_id: int) -> str:
         """The text of one token."""
