@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from agent_rl.api.session import Session
 from agent_rl.config import OnlineConfig
 from agent_rl.errors import AgentRLError, ConfigError, RefusedError, boundary
 from agent_rl.gateway.listener import ServedCall
@@ -85,14 +84,15 @@ class OnlineLearner:
         if self._is_gated.is_set():
             raise _GATED
         turns = self._sessions.setdefault(
-            call.session_id, SessionTurns(session_id=call.session_id, user_id=call.user_id)
+            call.session_id,
+            SessionTurns(session_id=call.session_id, session=call.session, user_id=call.user_id),
         )
         self._calls[call] = turns
         if call.turn_type != "main":
             return
         turn = turns.follow(call.messages, call.session.cache.history(call.messages))
         if turn is not None:
-            self._begin(turns, turn, call.session)
+            self._begin(turns, turn)
 
     def on_answer(self, call: ServedCall, interaction_id: str | None) -> None:
         turns = self._calls.pop(call, None)
@@ -154,10 +154,10 @@ class OnlineLearner:
             await asyncio.wait(list(self._judging))
 
     async def forget(self, *, session_id: str | None = None, user_id: str | None = None) -> int:
-        """Learn nothing more from a session, or from a user, and delete what is stored of them.
+        """Delete samples and stored turns of a session, or of a user; how many there were.
 
-        On the gateway's loop. Returns how many samples and stored turns there were. The session's
-        own record is the gateway's.
+        On the gateway's loop. Their sessions that are open now are not learnt from any more. The
+        record of a session is the gateway's.
         """
         if (session_id is None) == (user_id is None):
             raise ValueError("forget by session_id or by user_id, one of both")
@@ -165,12 +165,9 @@ class OnlineLearner:
         def is_theirs(owner: SessionTurns | OnlineSample) -> bool:
             return session_id == owner.session_id if user_id is None else user_id == owner.user_id
 
-        for task, turns in self._judging.items():
-            if is_theirs(turns):
-                task.cancel()
-        for turns in [turns for turns in self._sessions.values() if is_theirs(turns)]:
-            turns.end()
-            del self._sessions[turns.session_id]
+        everyone = (*self._sessions.values(), *self._calls.values(), *self._judging.values())
+        for turns in everyone:
+            turns.is_forgotten = turns.is_forgotten or is_theirs(turns)
         count = self._queue.remove(is_theirs)
         if self._store is not None:
             delete = partial(self._store.delete, session_id=session_id, user_id=user_id)
@@ -188,15 +185,15 @@ class OnlineLearner:
 
     # Settling
 
-    def _begin(self, turns: SessionTurns, turn: Turn, session: Session) -> None:
+    def _begin(self, turns: SessionTurns, turn: Turn) -> None:
         if len(self._judging) >= self.config.queue_size:
             self._shed()
             return
-        task = asyncio.get_running_loop().create_task(self._learn(turns, turn, session))
+        task = asyncio.get_running_loop().create_task(self._learn(turns, turn))
         self._judging[task] = turns
         task.add_done_callback(lambda task: self._judging.pop(task))
 
-    async def _learn(self, turns: SessionTurns, turn: Turn, session: Session) -> None:
+    async def _learn(self, turns: SessionTurns, turn: Turn) -> None:
         async with self._queue.place():
             assert turn.next_state is not None, "a turn is judged after its next state"
             judged = JudgedTurn(
@@ -208,7 +205,7 @@ class OnlineLearner:
             verdict, hint = await asyncio.gather(self._verdict(judged), self._hint(judged))
             teacher = None
             if hint is not None and self._teacher is not None:
-                scoring = self._teacher.scores(session, turn.interaction, hint)
+                scoring = self._teacher.scores(turns.session, turn.interaction, hint)
                 teacher = await _or_none(scoring)
             self._settle(turns, turn, verdict, hint, teacher)
 
@@ -238,6 +235,8 @@ class OnlineLearner:
         hint: str | None,
         teacher: TeacherScores | None,
     ) -> None:
+        if turns.is_forgotten:
+            return
         outcome = Outcome(
             has_next_state=turn.next_state is not None,
             score=verdict.score,

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from agent_rl.api.session import Session
 from agent_rl.record.history import History
 from agent_rl.record.interaction import InteractionWithTokenLogpReward
 from agent_rl.types import JsonObject
@@ -39,20 +40,18 @@ class SessionTurns:
     Args:
         num_effective: turns that were trained; it lives until all judges of the session are done,
             which may be after its end.
+        is_forgotten: somebody asked that nothing be kept of it.
     """
 
     session_id: str
+    session: Session
     user_id: str | None = None
     num_effective: int = 0
-    num_judging: int = 0
     num_turns: int = 0
     is_ended: bool = False
+    is_forgotten: bool = False
     _open: dict[str, Turn] = field(default_factory=dict)  # by the id of the request
     _seen: set[str] = field(default_factory=set)  # ids of all requests, side turns too
-
-    @property
-    def num_open(self) -> int:
-        return len(self._open)
 
     def answered(self, interaction: InteractionWithTokenLogpReward) -> Turn:
         """A main turn was recorded; it is open until ``follow`` or ``end``."""
@@ -90,8 +89,10 @@ class SessionTurns:
         return turn
 
     def end(self) -> list[Turn]:
-        """The turns that will have no next state any more, in order."""
+        """The turns that will have no next state any more, in order; without those that a retry
+        of the same request replaced."""
         self.is_ended = True
-        left = list(self._open.values())
+        orphans = self.session.cache.orphans
+        left = [t for t in self._open.values() if t.interaction.interaction_id not in orphans]
         self._open.clear()
         return left

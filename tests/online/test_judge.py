@@ -7,7 +7,6 @@ import logging
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
 
 from agent_rl import stats_tracker
 from agent_rl.client.areal_openai import ArealOpenAI
@@ -26,9 +25,8 @@ TURN = JudgedTurn(
 
 
 @pytest.fixture
-def judge_of(tiny_model_dir: Path):
+def judge_of(tokenizer):
     """A judge whose votes are these replies, and its engine."""
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
 
     def make(*replies: object, **settings: object) -> tuple[TurnJudge, JudgeModel, ScriptedEngine]:
         engine = ScriptedEngine(replies, tokenizer=tokenizer, repeat=True)
@@ -87,10 +85,10 @@ async def test_a_verdict_has_the_votes_and_the_first_text_that_agrees(judge_of) 
     assert [request.gconfig.temperature for request in engine.requests] == [0.6] * 3
 
 
-async def test_the_judge_reads_answer_next_state_and_role(judge_of, tiny_model_dir: Path) -> None:
+async def test_the_judge_reads_answer_next_state_and_role(judge_of, tokenizer) -> None:
     judge, _, engine = judge_of(r"\boxed{0}", votes=1)
     assert (await judge.judge(TURN)).evaluation == ""
-    text = AutoTokenizer.from_pretrained(tiny_model_dir).decode(engine.requests[0].input_ids)
+    text = tokenizer.decode(engine.requests[0].input_ids)
     assert "<answer>\nOn Monday.\n</answer>" in text
     assert "<next>\nNo, give the date.\n</next>" in text
     assert "a message from the user" in text
@@ -172,7 +170,7 @@ def test_a_template_of_the_users_own(tmp_path: Path) -> None:
         TurnJudge(JudgeModel(None, JudgeConfig(turn_prompt=str(tmp_path / "none.txt"))))
 
 
-async def test_text_of_users_is_never_read_as_a_template(judge_of, tiny_model_dir: Path) -> None:
+async def test_text_of_users_is_never_read_as_a_template(judge_of, tokenizer) -> None:
     judge, _, engine = judge_of(r"\boxed{0}", votes=1)
     turn = JudgedTurn(
         messages=[],
@@ -180,5 +178,5 @@ async def test_text_of_users_is_never_read_as_a_template(judge_of, tiny_model_di
         next_state={"role": "tool", "content": "ok"},
     )
     assert (await judge.judge(turn)).score == 0.0
-    text = AutoTokenizer.from_pretrained(tiny_model_dir).decode(engine.requests[0].input_ids)
+    text = tokenizer.decode(engine.requests[0].input_ids)
     assert "$next_state ${role} $$ \\boxed{1}" in text
