@@ -192,8 +192,9 @@ class LocalEngine:
         if update.method == "disk":
             if update.path is None:
                 raise ConfigError("WeightUpdate.path is missing; method='disk' needs a folder")
-            await asyncio.to_thread(self._load, update.path)
-        self.set_version(update.version)
+            await asyncio.to_thread(self._load, update.path, update.version)
+        else:
+            self.set_version(update.version)
 
     async def health(self) -> bool:
         return self._thread.is_healthy
@@ -208,9 +209,10 @@ class LocalEngine:
         self._thread.when_idle(lambda: call_on(loop, is_idle.set))
         await is_idle.wait()
 
-    def _load(self, folder: Path) -> None:
+    def _load(self, folder: Path, version: int) -> None:
         with self._thread.held():
             load_weights(self.model, folder)
+            self.set_version(version)  # before the next forward pass
 
     def _sequence(self, req: ModelRequest, mailbox: Mailbox) -> Sequence:
         gconfig, ids = req.gconfig, list(req.input_ids)

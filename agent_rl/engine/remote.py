@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 # Servers that fail one request this often would fail it forever.
 _MAX_FAILURES = 8
 _BACKOFF_S = (0.05, 2.0)
+_CLOSE_TIMEOUT_S = 5.0
 
 
 class RemoteEngine:
@@ -84,7 +85,7 @@ class RemoteEngine:
         self._api = api
         self._calls: dict[str, set[Completion]] = {}
         self._attempts: dict[Completion, tuple[Server, str]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._is_closed = False
         self._loop = EngineLoop("inference-servers")
 
@@ -162,9 +163,13 @@ class RemoteEngine:
             raise ContextLengthError(prompt_tokens=len(req.input_ids), limit=limit)
         completion = Completion(request=req, budget=budget, emit=emit)
         self._calls.setdefault(req.rid, set()).add(completion)
+        task = asyncio.current_task()
+        assert task is not None, "run by the engine's loop"
+        self._tasks.add(task)
         try:
             return completion.response(await self._complete(completion))
         finally:
+            self._tasks.discard(task)
             same_rid = self._calls[req.rid]
             same_rid.discard(completion)
             if not same_rid:
@@ -198,7 +203,9 @@ class RemoteEngine:
         return "length"
 
     def _fail(self, server: Server, error: ServerError, num_failures: int) -> None:
-        """Raises EngineError when a request has failed too often."""
+        """Raises EngineError when a request has failed too often, or the engine is closed."""
+        if self._is_closed:
+            raise EngineError("the engine is closed") from error
         self._fleet.suspect(server, str(error))
         if num_failures >= _MAX_FAILURES:
             raise EngineError(
@@ -326,5 +333,10 @@ class RemoteEngine:
         if self._is_closed:
             return
         self._is_closed = True
-        await self._loop.run(self._fleet.close())
+        await self._loop.run(self._close())
         await asyncio.to_thread(self._loop.close)
+
+    async def _close(self) -> None:
+        await self._fleet.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_CLOSE_TIMEOUT_S)

@@ -6,10 +6,10 @@ calls into HTTP and answers into the types here, and never decides where a reque
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from agent_rl.engine.http import ServerConnection
 from agent_rl.types import GenerationConfig
@@ -58,6 +58,16 @@ class Span:
     label: str
     start: int
     end: int
+
+
+def read_spans(spans: Sequence[Mapping[str, Any]] | None) -> tuple[Span, ...] | None:
+    """From the JSON that SGLang and vLLM both use; None where a server tells none."""
+    if spans is None:
+        return None
+    return tuple(
+        Span(label=str(span["version"]), start=int(span["start"]), end=int(span["end"]))
+        for span in spans
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,9 +18,9 @@ from agent_rl.engine.server_api import (
     PauseMode,
     Piece,
     ServerInfo,
-    Span,
     TensorSpec,
     TopLogprobs,
+    read_spans,
 )
 from agent_rl.errors import EngineError, RequestError, ServerBusyError, ServerError
 from agent_rl.types import JsonObject
@@ -194,22 +194,17 @@ def _read_piece(answer: Mapping[str, Any], num_seen: int) -> Piece:
     if [entry[1] for entry in entries[start:]] != list(ids[start:]):
         raise EngineError("the server's log-probs are of other tokens than its ids")
     tops = meta.get("output_top_logprobs")
-    spans = meta.get("weight_versions")
     return Piece(
         token_ids=tuple(ids[start:]),
         logprobs=tuple(float(entry[0]) for entry in entries[start:]),
         top_logprobs=None if tops is None else tuple(map(_read_top, tops[start:])),
         finish=_read_finish(meta.get("finish_reason")),
-        spans=None if spans is None else tuple(map(_read_span, spans)),
+        spans=read_spans(meta.get("weight_versions")),
     )
 
 
 def _read_top(entries: Sequence[Sequence[Any]]) -> TopLogprobs:
     return tuple((int(entry[1]), float(entry[0])) for entry in entries)
-
-
-def _read_span(span: Mapping[str, Any]) -> Span:
-    return Span(label=str(span["version"]), start=int(span["start"]), end=int(span["end"]))
 
 
 def _read_finish(reason: Mapping[str, Any] | None) -> Any:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from agent_rl.engine.local import LocalEngine
 from agent_rl.types import ModelResponse
@@ -69,3 +72,22 @@ def assert_fresh() -> Callable[..., None]:
         assert difference[start:].abs().max() < 1e-4
 
     return check
+
+
+@pytest.fixture(scope="session")
+def served_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``tiny_llama`` with a tokenizer: id 3 is "a0", id 4 "b0", ... Or, for tests of a real server,
+    the model that it serves."""
+    if "AGENT_RL_SERVED_MODEL" in os.environ:
+        return Path(os.environ["AGENT_RL_SERVED_MODEL"])
+    folder = tmp_path_factory.mktemp("served") / "model"
+    words = [f"{chr(97 + n % 26)}{n // 26}" for n in range(94)]
+    vocabulary = {word: index for index, word in enumerate(["<pad>", "<s>", "</s>", *words])}
+    plain = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=plain, eos_token="</s>", bos_token="<s>", pad_token="<pad>"
+    )
+    tiny_llama(0).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -31,7 +31,7 @@ class LiveServer:
 
     async def start(self) -> Self:
         self._serving = asyncio.create_task(self._server._serve())
-        while not self._server.started:
+        while not self._server.started:  # noqa: ASYNC110 - uvicorn has no event for it
             await asyncio.sleep(0.001)
         host, port = self._server.servers[0].sockets[0].getsockname()
         self.address = f"http://{host}:{port}"

@@ -59,7 +59,8 @@ class ServedModel:
         self.running: dict[str, int] = {}
         self.adapters: dict[str, LocalEngine] = {}
         self.faults = Faults()
-        self._is_idle = asyncio.Condition()
+        self.is_idle = asyncio.Event()
+        self.is_idle.set()
         self._groups: dict[str, torch.distributed.ProcessGroup] = {}
 
     @property
@@ -72,12 +73,15 @@ class ServedModel:
     @contextmanager
     def counted(self, rid: str) -> Iterator[None]:
         self.running[rid] = self.running.get(rid, 0) + 1
+        self.is_idle.clear()
         try:
             yield
         finally:
             self.running[rid] -= 1
             if not self.running[rid]:
                 del self.running[rid]
+            if not self.running:
+                self.is_idle.set()
 
     def request(self, rid: str, input_ids: list[int], sampling: Mapping[str, Any]) -> ModelRequest:
         return ModelRequest(rid=rid, input_ids=input_ids, gconfig=GenerationConfig(**sampling))
@@ -101,8 +105,7 @@ class ServedModel:
     async def pause(self, *, aborts: bool) -> None:
         if aborts:
             await self.abort(list(self.running))
-            while self.running:
-                await asyncio.sleep(0.001)
+            await self.is_idle.wait()
         for engine in (self.engine, *self.adapters.values()):
             await engine.pause()
 
@@ -185,5 +188,9 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
     watcher = asyncio.ensure_future(watch())
     try:
         return await task
+    except asyncio.CancelledError:
+        if not watcher.done():
+            raise
+        return None
     finally:
         watcher.cancel()

@@ -180,8 +180,8 @@ async def update_weights_from_disk(
     mode = request.app.state.pause_mode
     if body.get("abort_all_requests"):
         await model.abort(list(model.running))
-    while mode is None and model.running:
-        await asyncio.sleep(0.001)
+    if mode is None:
+        await model.is_idle.wait()
     if model.faults.fail_update:
         return failed("the weights cannot be loaded")
     try:

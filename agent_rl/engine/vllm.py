@@ -1,0 +1,216 @@
+"""vLLM's token endpoint and its weight-update routes, as of 0.32 with VLLM_SERVER_DEV_MODE=1.
+
+What its log-probs are depends on how it was started (``--logprobs-mode``), which one token tells:
+
+    processed_logprobs   after temperature and truncation: right as long as nothing is truncated
+    raw_logprobs         of the model itself: right at temperature 1 and for greedy requests
+
+A request is refused if its log-probs would not be log_softmax(logits / temperature).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agent_rl.engine.http import ServerConnection
+from agent_rl.engine.server_api import (
+    Attempt,
+    GroupMember,
+    PauseMode,
+    Piece,
+    ServerInfo,
+    TensorSpec,
+    TopLogprobs,
+    read_spans,
+)
+from agent_rl.errors import EngineError, RequestError, ServerError
+from agent_rl.types import GenerationConfig, JsonObject
+
+_GENERATE = "/inference/v1/generate"
+_ALWAYS = frozenset({"stop", "seed", "top_logprobs"})
+_WITH_RAW = frozenset(
+    {"top_p", "top_k", "min_p", "min_new_tokens", "logit_bias", "repetition_penalty"}
+)
+
+
+class VLLM:
+    pause_modes: frozenset[PauseMode] = frozenset({"abort", "in_place"})
+
+    def __init__(self) -> None:
+        self._gives_raw: dict[str, bool] = {}
+
+    async def describe(self, server: ServerConnection) -> ServerInfo:
+        model, *adapters = (await server.get("/v1/models"))["data"]
+        label = str((await server.get("/weight_info"))["weight_version"])
+        if server.address not in self._gives_raw:
+            self._gives_raw[server.address] = await _gives_raw_logprobs(server)
+        return ServerInfo(
+            max_seq_len=int(model["max_model_len"]),
+            weight_version=label,
+            supported=_ALWAYS | _WITH_RAW if self._gives_raw[server.address] else _ALWAYS,
+            folder=Path(model["root"]),
+            adapters=frozenset(adapter["id"] for adapter in adapters),
+        )
+
+    async def is_ready(self, server: ServerConnection) -> bool:
+        await server.get("/health")
+        return True
+
+    async def generate(
+        self, server: ServerConnection, attempt: Attempt, *, streams: bool
+    ) -> AsyncGenerator[Piece, None]:
+        self._check(server, attempt.gconfig)
+        body, num_top = _generate_body(attempt, streams), attempt.gconfig.top_logprobs
+        if not streams:
+            yield _read_piece(await server.post(_GENERATE, body), num_top)
+            return
+        async for event in server.events(_GENERATE, body):
+            if "error" in event:
+                raise ServerError(f"{server.address}: {event['error'].get('message')}")
+            if event.get("choices"):
+                yield _read_piece(event, num_top)
+
+    async def score(
+        self, server: ServerConnection, input_ids: Sequence[int], num_scored: int
+    ) -> tuple[float, ...]:
+        sampling = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+        body = {"token_ids": list(input_ids), "sampling_params": sampling}
+        answer = await server.post(_GENERATE, body, is_idempotent=True)
+        entries = answer["prompt_logprobs"][-num_scored:]
+        pairs = zip(input_ids[-num_scored:], entries, strict=True)
+        return tuple(float(entry[str(token_id)]["logprob"]) for token_id, entry in pairs)
+
+    async def abort(self, server: ServerConnection, rid: str) -> None:
+        body = {"request_ids": [f"generate-tokens-{rid}"]}
+        await server.post("/abort_requests", body, is_idempotent=True)
+
+    async def pause(self, server: ServerConnection, mode: PauseMode) -> None:
+        kind = "abort" if mode == "abort" else "keep"
+        await server.post(f"/pause?mode={kind}", {}, is_idempotent=True)
+
+    async def resume(self, server: ServerConnection) -> None:
+        await server.post("/resume", {}, is_idempotent=True)
+
+    async def load_folder(
+        self, server: ServerConnection, folder: Path, label: str, *, keeps_cache: bool
+    ) -> None:
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+        await server.post("/collective_rpc", body)
+        if not keeps_cache:
+            await server.post("/reset_prefix_cache", {}, is_idempotent=True)
+        await self.set_label(server, label)
+
+    async def set_label(self, server: ServerConnection, label: str) -> None:
+        await server.post("/update_weight_version", {"new_version": label}, is_idempotent=True)
+
+    async def load_adapter(self, server: ServerConnection, name: str, folder: Path) -> None:
+        body = {"lora_name": name, "lora_path": str(folder)}
+        await server.post("/v1/load_lora_adapter", body)
+
+    async def unload_adapter(self, server: ServerConnection, name: str) -> None:
+        await server.post("/v1/unload_lora_adapter", {"lora_name": name})
+
+    async def num_workers(self, server: ServerConnection) -> int:
+        return int((await server.get("/get_world_size"))["world_size"])
+
+    async def join_group(self, server: ServerConnection, member: GroupMember) -> None:
+        raise _no_broadcast(server)
+
+    async def leave_group(self, server: ServerConnection, group: str) -> None:
+        raise _no_broadcast(server)
+
+    async def receive(
+        self,
+        server: ServerConnection,
+        group: str,
+        tensors: Sequence[TensorSpec],
+        label: str | None,
+        *,
+        keeps_cache: bool,
+    ) -> None:
+        raise _no_broadcast(server)
+
+    def _check(self, server: ServerConnection, gconfig: GenerationConfig) -> None:
+        if gconfig.is_greedy or gconfig.temperature == 1.0:
+            return
+        if self._gives_raw.get(server.address):
+            raise RequestError(
+                f"temperature is {gconfig.temperature:g}, but {server.address} states log-probs at "
+                "temperature 1; start vLLM with --logprobs-mode processed_logprobs",
+                param="temperature",
+            )
+
+
+async def _gives_raw_logprobs(server: ServerConnection) -> bool:
+    """With top_k=1 the token is certain: log-prob 0 after truncation, below 0 before it."""
+    sampling = {"max_tokens": 1, "temperature": 1.0, "top_k": 1, "logprobs": 0}
+    answer = await server.post(
+        _GENERATE, {"token_ids": [0], "sampling_params": sampling}, is_idempotent=True
+    )
+    return bool(_read_piece(answer, 0).logprobs[0] < 0.0)
+
+
+def _generate_body(attempt: Attempt, streams: bool) -> JsonObject:
+    gconfig = attempt.gconfig
+    sampling: JsonObject = {
+        "max_tokens": attempt.budget,
+        "min_tokens": max(0, gconfig.min_new_tokens - attempt.num_sampled),
+        "temperature": 0.0 if gconfig.is_greedy else gconfig.temperature,
+        "top_p": gconfig.top_p,
+        "top_k": gconfig.top_k or -1,
+        "min_p": gconfig.min_p,
+        "repetition_penalty": gconfig.repetition_penalty,
+        "stop": list(gconfig.stop),
+        "stop_token_ids": list(gconfig.stop_token_ids),
+        "logprobs": gconfig.top_logprobs,
+    }
+    if gconfig.logit_bias:
+        sampling["logit_bias"] = {str(id_): bias for id_, bias in gconfig.logit_bias.items()}
+    if gconfig.seed is not None:
+        # What is sampled after an interruption must not repeat the noise of the start.
+        sampling["seed"] = gconfig.seed + attempt.num_sampled
+    body: JsonObject = {
+        "request_id": attempt.rid,
+        "token_ids": list(attempt.input_ids),
+        "sampling_params": sampling,
+        "stream": streams,
+    }
+    if attempt.adapter is not None:
+        body["model"] = attempt.adapter
+    return body
+
+
+def _read_piece(answer: Mapping[str, Any], num_top: int) -> Piece:
+    choice = answer["choices"][0]
+    ids = choice.get("token_ids") or []
+    entries = (choice.get("logprobs") or {}).get("content") or []
+    if [entry["token_id"] for entry in entries] != list(ids):
+        raise EngineError(
+            f"the server sent {len(ids)} token ids and {len(entries)} log-probs, which are not of "
+            "the same tokens"
+        )
+    finish = choice.get("finish_reason")
+    if finish not in (None, "stop", "length", "abort"):
+        raise EngineError(f"the server ended a request with {finish!r}, which is not known here")
+    return Piece(
+        token_ids=tuple(ids),
+        logprobs=tuple(float(entry["logprob"]) for entry in entries),
+        top_logprobs=tuple(_read_top(entry, num_top) for entry in entries),
+        finish=finish,
+        spans=read_spans(choice.get("weight_versions")),
+    )
+
+
+def _read_top(entry: Mapping[str, Any], num_top: int) -> TopLogprobs:
+    """The highest; the server puts the sampled token before them, also when it is lower."""
+    tops = entry.get("top_logprobs") or []
+    pairs = {int(top["token_id"]): float(top["logprob"]) for top in tops}
+    return tuple(sorted(pairs.items(), key=lambda pair: -pair[1])[:num_top])
+
+
+def _no_broadcast(server: ServerConnection) -> EngineError:
+    return EngineError(
+        f"{server.address}: vLLM cannot take weights by method 'distributed' here; use 'disk'"
+    )

@@ -1,0 +1,234 @@
+"""A test server that speaks vLLM 0.32's token protocol over a real model on the CPU.
+
+Its log-probs are those of --logprobs-mode processed_logprobs, for requests that truncate nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+from served_model import ServedModel, unless_gone
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from agent_rl.errors import ModelLoadError, RequestError
+from agent_rl.types import ModelResponse, TokenDelta
+
+Handler = Callable[[ServedModel, Request, dict[str, Any]], Awaitable[Response]]
+
+
+async def generate(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
+    faults = model.faults
+    faults.log.append(("generate", body))
+    if faults.take("drop"):
+        request.app.state.drop(request.scope["client"])
+    if faults.take("error_500"):
+        return JSONResponse({"error": {"message": "out of order"}}, status_code=500)
+    if faults.take("busy"):
+        return JSONResponse({"error": {"message": "too many requests"}}, status_code=429)
+    sampling, ids = body["sampling_params"], body["token_ids"]
+    if len(ids) + sampling["max_tokens"] > model.engine.max_seq_len:
+        raise RequestError("longer than the context")
+    adapter = body.get("model")
+    if adapter is not None and adapter not in model.adapters:
+        raise RequestError(f"the model {adapter} does not exist")
+    if sampling.get("top_k") == 1:  # certain, after truncation
+        return JSONResponse(certain(ids[-1]))
+    if "prompt_logprobs" in sampling:
+        return JSONResponse(await score(model, ids))
+    gconfig = {
+        "max_new_tokens": sampling["max_tokens"],
+        "min_new_tokens": sampling.get("min_tokens", 0),
+        "temperature": sampling["temperature"],
+        "stop": tuple(sampling.get("stop") or ()),
+        "stop_token_ids": tuple(sampling.get("stop_token_ids") or ()),
+        "top_logprobs": sampling.get("logprobs", 0),
+        "seed": sampling.get("seed"),
+    }
+    rid = f"generate-tokens-{body.get('request_id') or secrets.token_hex(16)}"
+    wanted = model.request(rid, ids, gconfig)
+    engine = model.engine_for(adapter)
+    if faults.take("abort_at_once"):
+        empty = choice((), (), "abort")
+        return JSONResponse({"request_id": rid, "choices": [{**empty, "weight_versions": []}]})
+
+    async def plain() -> dict[str, Any]:
+        with model.counted(rid):
+            response = await engine.agenerate(wanted)
+        return {"request_id": rid, "choices": [whole(model, response)]}
+
+    async def events() -> AsyncIterator[str]:
+        """Only what is new in each event; version spans only in the last."""
+        with model.counted(rid):
+            async for item in engine.astream(wanted):
+                if isinstance(item, TokenDelta):
+                    new = choice(item.token_ids, item.logprobs, None)
+                else:
+                    new = {**choice((), (), item.stop_reason)}
+                    new["weight_versions"] = spans(model, item)
+                yield f"data: {json.dumps({'request_id': rid, 'choices': [new]})}\n\n"
+        yield "data: [DONE]\n\n"
+
+    if body.get("stream"):
+        return StreamingResponse(events(), media_type="text/event-stream")
+    return JSONResponse(await unless_gone(request, plain()))
+
+
+def choice(
+    token_ids: Sequence[int],
+    logprobs: Sequence[float],
+    finish: str | None,
+    tops: Sequence[Sequence[tuple[int, float]]] | None = None,
+) -> dict[str, Any]:
+    content = []
+    for index, (token_id, logprob) in enumerate(zip(token_ids, logprobs, strict=True)):
+        sampled = {"token_id": token_id, "logprob": logprob}
+        others = [] if tops is None else tops[index]
+        top = [{"token_id": other, "logprob": value} for other, value in others]
+        content.append({**sampled, "top_logprobs": [sampled, *top]})
+    return {
+        "index": 0,
+        "token_ids": list(token_ids),
+        "logprobs": {"content": content},
+        "finish_reason": finish,
+    }
+
+
+def whole(model: ServedModel, response: ModelResponse) -> dict[str, Any]:
+    filled = choice(
+        response.output_tokens,
+        response.output_logprobs,
+        response.stop_reason,
+        response.output_top_logprobs,
+    )
+    return {**filled, "weight_versions": spans(model, response)}
+
+
+def spans(model: ServedModel, response: ModelResponse) -> list[dict[str, Any]] | None:
+    return None if model.faults.hides_versions else model.spans(response)
+
+
+def certain(token_id: int) -> dict[str, Any]:
+    return {"request_id": "probe", "choices": [choice((token_id,), (0.0,), "length")]}
+
+
+async def score(model: ServedModel, ids: list[int]) -> dict[str, Any]:
+    logprobs = await model.engine.score(ids, len(ids) - 1)
+    entries = [
+        {str(token_id): {"logprob": logprob, "rank": 1}}
+        for token_id, logprob in zip(ids[1:], logprobs, strict=True)
+    ]
+    return {**certain(ids[-1]), "prompt_logprobs": [None, *entries]}
+
+
+async def abort_requests(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
+    model.faults.log.append(("abort_requests", body))
+    await model.abort(body.get("request_ids") or list(model.running))
+    return JSONResponse({"status": "aborted"})
+
+
+async def pause(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
+    mode = request.query_params.get("mode", "abort")
+    model.faults.log.append(("pause", mode))
+    await model.pause(aborts=mode == "abort")
+    return JSONResponse({"status": "paused"})
+
+
+async def resume(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
+    model.faults.log.append(("resume", None))
+    await model.resume()
+    return JSONResponse({"status": "resumed"})
+
+
+async def collective_rpc(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
+    """The label stays: another call sets it."""
+    assert body["method"] == "reload_weights"
+    model.faults.log.append(("reload_weights", body["kwargs"]))
+    if model.faults.fail_update:
+        return JSONResponse({"error": "the weights cannot be loaded"}, status_code=500)
+    try:
+        await model.load(body["kwargs"]["weights_path"], model.labels[-1])
+    except ModelLoadError as error:
+        return JSONResponse({"error": str(error)}, status_code=500)
+    return JSONResponse({"results": [None]})
+
+
+async def reset_prefix_cache(
+    model: ServedModel, request: Request, body: dict[str, Any]
+) -> Response:
+    return Response()
+
+
+async def update_weight_version(
+    model: ServedModel, request: Request, body: dict[str, Any]
+) -> Response:
+    model.rename(body["new_version"])
+    return JSONResponse({"success": True})
+
+
+async def weight_info(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
+    return JSONResponse({"weight_version": model.label})
+
+
+async def load_lora_adapter(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
+    await asyncio.to_thread(model.add_adapter, body["lora_name"], body["lora_path"])
+    return Response()
+
+
+async def unload_lora_adapter(
+    model: ServedModel, request: Request, body: dict[str, Any]
+) -> Response:
+    await model.adapters.pop(body["lora_name"]).close()
+    return Response()
+
+
+async def models(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
+    base = {"id": "base", "root": model.first_folder, "max_model_len": model.engine.max_seq_len}
+    adapters = [{"id": name, "parent": "base"} for name in model.adapters]
+    return JSONResponse({"object": "list", "data": [base, *adapters]})
+
+
+async def health(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
+    return Response()
+
+
+def vllm_app(model: ServedModel, api_key: str | None = None) -> Starlette:
+    def served(handler: Handler) -> Callable[..., Any]:
+        async def endpoint(request: Request) -> Response:
+            given = request.headers.get("authorization", "")
+            if api_key is not None and given != f"Bearer {api_key}":
+                return JSONResponse({"error": "Unauthorized"}, status_code=401)
+            content = await request.body()
+            try:
+                return await handler(model, request, json.loads(content) if content else {})
+            except (RequestError, ValueError) as error:
+                return JSONResponse({"error": {"message": str(error)}}, status_code=400)
+
+        return endpoint
+
+    posts = {
+        "/inference/v1/generate": generate,
+        "/abort_requests": abort_requests,
+        "/pause": pause,
+        "/resume": resume,
+        "/collective_rpc": collective_rpc,
+        "/reset_prefix_cache": reset_prefix_cache,
+        "/update_weight_version": update_weight_version,
+        "/v1/load_lora_adapter": load_lora_adapter,
+        "/v1/unload_lora_adapter": unload_lora_adapter,
+    }
+    routes = [Route(path, served(post), methods=["POST"]) for path, post in posts.items()]
+    routes += [
+        Route("/v1/models", served(models)),
+        Route("/weight_info", served(weight_info)),
+        Route("/health", served(health)),
+    ]
+    app = Starlette(routes=routes)
+    app.state.model = model
+    return app
