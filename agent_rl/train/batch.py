@@ -8,7 +8,7 @@ Knows no model and no loss.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -272,25 +272,54 @@ def _micro_batch(forest: tree.Forest, rows: Sequence[_Row], batch: Batch) -> Mic
     )
 
 
+def idle_micro_batch(batch: Batch) -> MicroBatch:
+    """A pass over one token that trains nothing: its gradient is 0 for every parameter."""
+    nothing = torch.zeros(0, dtype=torch.int64)
+    one = torch.zeros(1, dtype=torch.int64)
+    topk_ids = None if batch.teacher is None else batch.teacher.topk_ids
+    return MicroBatch(
+        input_ids=one,
+        positions=one,
+        segments=(tree.Segment(start=0, end=1),),
+        predictors=nothing,
+        targets=nothing,
+        temperatures=None if batch.temperatures is None else batch.temperatures[:0],
+        choices=None if topk_ids is None else topk_ids[:0],
+        slots=nothing,
+        tokens=nothing,
+        nodes=nothing,
+        rows=nothing,
+    )
+
+
 def minibatches(batch: Batch, count: int) -> list[list[int]]:
-    """Rows of each optimizer step: up to ``count`` parts of about equally many trained tokens.
+    """Rows of each optimizer step: up to ``count`` parts of about equally many trained tokens."""
+    trained = torch.zeros(batch.num_rows, dtype=torch.int64)
+    trained.index_add_(0, batch.rows, batch.loss_mask.long())
+    return balanced(batch, range(batch.num_rows), trained.tolist(), count)
+
+
+def balanced(
+    batch: Batch, rows: Iterable[int], sizes: Sequence[int], count: int
+) -> list[list[int]]:
+    """The rows in up to ``count`` parts whose sums of ``sizes`` [R] are about equal.
 
     A trajectory (one prompt's group, which shares a prefix) stays together where there are enough
     of them; a logical rollout always does. Longest first to the lightest part; rows in order.
     """
-    trained = torch.zeros(batch.num_rows, dtype=torch.int64)
-    trained.index_add_(0, batch.rows, batch.loss_mask.long())
-    units = batch.groups if batch.meta.n_trajs >= count else batch.rollouts
+    groups, rollouts = batch.groups.tolist(), batch.rollouts.tolist()
+    rows = list(rows)
+    units = groups if len({groups[row] for row in rows}) >= count else rollouts
     members: dict[int, list[int]] = {}
-    for row, unit in enumerate(units.tolist()):
-        members.setdefault(unit, []).append(row)
-    tokens = {unit: sum(trained[rows].tolist()) for unit, rows in members.items()}
+    for row in rows:
+        members.setdefault(units[row], []).append(row)
+    weights = {unit: sum(sizes[row] for row in mine) for unit, mine in members.items()}
     parts: list[list[int]] = [[] for _ in range(min(count, len(members)))]
     loads = [0] * len(parts)
-    for unit in sorted(members, key=lambda unit: (-tokens[unit], unit)):
+    for unit in sorted(members, key=lambda unit: (-weights[unit], unit)):
         lightest = min(range(len(parts)), key=lambda part: (loads[part], len(parts[part]), part))
         parts[lightest] += members[unit]
-        loads[lightest] += tokens[unit]
+        loads[lightest] += weights[unit]
     return sorted(sorted(part) for part in parts)
 
 
