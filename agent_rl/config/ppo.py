@@ -9,6 +9,8 @@ from pydantic import Field
 from agent_rl.config.actor import ActorConfig
 from agent_rl.config.critic import CriticConfig
 from agent_rl.config.engine import EngineConfig
+from agent_rl.config.gateway import GatewayConfig
+from agent_rl.config.online import OnlineConfig
 from agent_rl.config.reference import RefConfig
 from agent_rl.config.rollout import RolloutConfig
 from agent_rl.config.section import FolderName, Section
@@ -61,6 +63,8 @@ class PPOConfig(Section):
     actor: ActorConfig = ActorConfig()
     critic: CriticConfig | None = Field(None, description="null: no critic")
     ref: RefConfig | None = Field(None, description="null: the actor's start, where one is needed")
+    gateway: GatewayConfig = GatewayConfig()
+    online: OnlineConfig = OnlineConfig()
     train_dataset: str | None = Field(None, description="JSONL or Parquet file")
     valid_dataset: str | None = Field(None, description="JSONL or Parquet file")
     saver: StepsConfig = StepsConfig()

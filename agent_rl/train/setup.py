@@ -18,6 +18,7 @@ from agent_rl.engine.base import InferenceEngine
 from agent_rl.engine.loading import load_model
 from agent_rl.engine.local import LocalEngine
 from agent_rl.errors import CheckpointError, ConfigError
+from agent_rl.online.service import OnlineService
 from agent_rl.record.dump import TrajectoryDump
 from agent_rl.stats.redact import redact_sensitive_config
 from agent_rl.tokens.certify import certify
@@ -144,6 +145,34 @@ def make_actor(config: PPOConfig, model: Any, *, total_steps: int) -> Actor:
 def _load(path: str, config: PPOConfig, dtype: str) -> Any:
     device = config.actor.device or ("cuda" if torch.cuda.is_available() else "cpu")
     return load_model(path, device=torch.device(device), dtype=getattr(torch, dtype))
+
+
+def online_service(
+    config: PPOConfig, engine: InferenceEngine, tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> OnlineService:
+    """What serves the engine to users and learns from them; not started yet.
+
+    Raises:
+        ConfigError: a group baseline, which groups of one do not have, or hints without a weight.
+    """
+    norm, method = config.actor.reward_norm, config.online.method
+    if norm is not None and norm.uses_group_statistics and method != "opd":
+        raise ConfigError(
+            "rollout.agent.mode=online: each turn is a group of one, and group statistics make its "
+            "advantage 0; set actor.reward_norm.mean_level=running and std_level=null"
+        )
+    if method != "binary" and not config.actor.distillation.weight:
+        raise ConfigError(
+            f"online.method={method} needs actor.distillation.weight above 0: hints teach nothing"
+        )
+    return OnlineService(
+        engine,
+        tokenizer,
+        config.online,
+        config.gateway,
+        run_dir=folder,
+        top_k=config.actor.distillation.topk,
+    )
 
 
 def write_config(config: PPOConfig, folder: Path) -> None:

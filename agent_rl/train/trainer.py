@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -21,6 +21,7 @@ from agent_rl.engine.base import InferenceEngine, WeightUpdate
 from agent_rl.engine.loading import load_tokenizer
 from agent_rl.engine.local import LocalEngine
 from agent_rl.errors import ConfigError
+from agent_rl.online.service import OnlineService
 from agent_rl.rollout.dataloader import DataLoader
 from agent_rl.rollout.executor import RolloutEngine
 from agent_rl.stats import tracker as stats_tracker
@@ -38,6 +39,7 @@ from agent_rl.train.recover import Recovery, Stateful
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from agent_rl.types import TensorDict
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +72,8 @@ class PPOTrainer:
         tokenizer: None: loaded from ``config.tokenizer_path``.
         engine: None: a LocalEngine on the actor's parameters. Another LocalEngine lends its
             model to the actor; any other engine gets new weights as a folder on disk.
+        source: where batches come from with rollout.agent.mode=online; it serves the engine. None:
+            one made from ``config.online`` and ``config.gateway``, which serves until ``close``.
 
     Raises:
         ConfigError, ModelLoadError, DatasetError, CheckpointError: before anything is trained.
@@ -83,13 +87,16 @@ class PPOTrainer:
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
         engine: InferenceEngine | None = None,
+        source: OnlineService | None = None,
     ) -> None:
         self.config = config
         self.run_dir = setup.run_dir(config)
         usable = setup.min_usable_group_size(config)
         rows = setup.dataset_rows("train_dataset", train_dataset, config.train_dataset)
-        if not rows:
+        is_online = source is not None or config.rollout.agent.mode == "online"
+        if not rows and not is_online:
             raise ConfigError("there is no train_dataset: give PPOTrainer one or set the key")
+        rows = rows or [{}] * config.rollout.consumer_batch_size  # online, an epoch is one step
         self.valid_rows = setup.dataset_rows("valid_dataset", valid_dataset, config.valid_dataset)
         self._loader = DataLoader(rows, config.rollout.consumer_batch_size, seed=config.seed)
         self.total_steps = config.total_train_steps or config.total_train_epochs * len(self._loader)
@@ -127,6 +134,11 @@ class PPOTrainer:
         self._recovery = self._make_recovery()
         self._num_steps = self._resume()
         self._progress = RunProgress(self.total_steps, num_done=self._num_steps)
+        self.source = source
+        self._owns_source = is_online and source is None
+        if self._owns_source:
+            self.source = setup.online_service(config, self.engine, self.tokenizer, self.run_dir)
+            self.source.start()
 
     def __enter__(self) -> Self:
         return self
@@ -137,6 +149,8 @@ class PPOTrainer:
     def close(self) -> None:
         """Stop episodes, engine and loggers; what was logged is on disk. May be called twice."""
         try:
+            if self._owns_source and self.source is not None:
+                self.source.close()
             self.rollout.close()
             if self._owns_engine:
                 _run_apart(self.engine.close())
@@ -218,10 +232,9 @@ class PPOTrainer:
         self, step: int, workflows: _Workflows, interrupts: Interrupts
     ) -> dict[str, float]:
         with self._phase("rollout"):
-            trajectories = self.rollout.prepare_batch(self._loader, **workflows.train)
+            trajectories = self._collect(workflows)
         batch = Batch.from_trajectories(trajectories)
-        self.rollout.pause()
-        try:
+        with self._held():
             with interrupts.deferred():
                 with self._phase("train_step"):
                     self.actor.update(batch)
@@ -232,11 +245,24 @@ class PPOTrainer:
             if self._saver_due.is_due(is_epoch_end=self._is_epoch_end) or is_last:
                 with self._phase("save"):
                     self.save(f"step{step + 1}")
-        finally:
-            self.rollout.resume()
         if self.valid_rows and self._evaluator_due.is_due(is_epoch_end=self._is_epoch_end):
             self._run_evaluation(workflows.eval)
         return stats_tracker.export_all() | system_metrics()
+
+    def _collect(self, workflows: _Workflows) -> list[TensorDict]:
+        if self.source is not None:
+            return self.source.drain(self.config.rollout.consumer_batch_size)
+        return self.rollout.prepare_batch(self._loader, **workflows.train)
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Nothing is sampled inside; requests wait, unless the source refuses them meanwhile."""
+        with nullcontext() if self.source is None else self.source.updating():
+            self.rollout.pause()
+            try:
+                yield
+            finally:
+                self.rollout.resume()
 
     def evaluate(
         self, workflow: Any, workflow_kwargs: Mapping[str, Any] | None = None
