@@ -30,7 +30,11 @@ SETTINGS = [
 
 
 def price(item: str) -> int:
-    """Price of one unit of an item in cents."""
+    """Price of one unit of an item in cents.
+
+    Args:
+        item: what is bought
+    """
     return PRICES[item]
 
 

@@ -52,6 +52,7 @@ class Stage:
         self.prompts: dict[str, list[list[int]]] = {item: [] for item in replies}
         self.sampled: dict[str, list[list[int]]] = {item: [] for item in replies}
         self.clients: dict[str, ArealOpenAI] = {}
+        self.errors: dict[str, BaseException] = {}
         self.groups: dict[str, TensorDict | None] = {}
         self.stats: dict[str, float] = {}
         self._replies = replies
@@ -66,6 +67,9 @@ class Stage:
                 stage.clients[data["item"]] = client
                 try:
                     return await agent().run(data, client=client)
+                except Exception as error:
+                    stage.errors[data["item"]] = error
+                    raise
                 finally:
                     stage._ended.add(data["item"])
 
@@ -150,13 +154,13 @@ def _train(row: dict[str, list[Any]], start: int, count: int) -> None:
 def check_conversation(
     agent: Callable[[], Any],
     *,
-    forks: dict[int, str] | None = None,
+    forks: dict[int, str | None] | None = None,
     replies: Callable[[str], Sequence[str]] = usual_replies,
 ) -> Stage:
     """Two clerks at once: exact rows, nothing of the other one, and the reasons of forks.
 
-    ``forks``: call number -> pattern of its fork reason; a call that is not there extends the one
-    before it. Without forks, an episode is one row.
+    ``forks``: call number -> pattern of its fork reason, None for a new conversation; a call that
+    is not there extends the one before it. Without forks, an episode is one row.
     """
     forks = forks or {}
     stage = Stage({item: replies(item) for item in ("corn", "flax")})
@@ -172,7 +176,9 @@ def check_conversation(
         for number, interaction in enumerate(interactions):
             reason = interaction.fork_reason
             if number in forks:
-                assert re.search(forks[number], reason or ""), (number, reason)
+                pattern = forks[number]
+                is_as_said = reason is None if pattern is None else re.search(pattern, reason or "")
+                assert is_as_said, (number, reason)
             elif number:
                 assert interaction.parent is interactions[number - 1], (number, reason)
         assert len(expected) == len(forks) + 1
@@ -200,11 +206,19 @@ def check_individual(agent: Callable[[], Any]) -> None:
     assert group["rewards"].tolist() == [0.125, 0.25, 0.5, 1.0]
 
 
-def check_failing_tool(agent: Callable[[], Any], *, first: str = call_of("gold")) -> None:
+def check_failing_tool(
+    agent: Callable[[], Any],
+    *,
+    first: str = call_of("gold"),
+    replies: Callable[[str], Sequence[str]] = usual_replies,
+) -> None:
     """``price`` raises for gold: that episode fails as the agent's, the other one is whole."""
-    stage = Stage({"gold": [first] * 8, "corn": usual_replies("corn")})
+    stage = Stage({"gold": [first] * 8, "corn": replies("corn")})
     stage.play(agent)
     assert stage.groups["gold"] is None
     assert stage.stats["rollout/failed/agent"] == 0.5  # of two episodes
-    assert len(stage.sampled["gold"]) == 1
+    error: BaseException | None = stage.errors["gold"]
+    while error is not None and not isinstance(error, KeyError):
+        error = error.__cause__ or error.__context__
+    assert error is not None, f"{stage.errors['gold']!r} does not come from the tool"
     assert len(stage.rows("corn")) == len(stage.expected_rows("corn"))
