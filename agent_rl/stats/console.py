@@ -1,4 +1,4 @@
-"""The table after each step: four key/value pairs a row, filled column by column."""
+"""The words and the table after each step: four key/value pairs a row, filled column by column."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class ConsoleSink:
         )
 
     def log(self, commit: Commit) -> None:
-        self._console.print(commit.header, soft_wrap=True)
+        for line in filter(None, (commit.header, commit.summary)):
+            self._console.print(line, soft_wrap=True)
         table = Table(show_header=False, show_lines=True, box=self._box)
         for _ in range(_PAIRS):
             table.add_column(overflow="fold")

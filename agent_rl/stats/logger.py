@@ -72,11 +72,18 @@ class StatsLogger:
         atexit.register(self.close)
 
     def commit(
-        self, epoch: int, step: int, global_step: int, data: Metrics | Sequence[Metrics]
+        self,
+        epoch: int,
+        step: int,
+        global_step: int,
+        data: Metrics | Sequence[Metrics],
+        *,
+        summary: str = "",
     ) -> None:
         """Log one dict at one step, or a list of dicts at consecutive steps.
 
-        Counters begin at 0; ``step`` is within the epoch. Ranks other than 0 do nothing.
+        Counters begin at 0; ``step`` is within the epoch. ``summary`` says the same in words, for
+        the console. Ranks other than 0 do nothing.
         """
         if own_rank() != 0:
             return
@@ -98,6 +105,7 @@ class StatsLogger:
                 global_step=global_step,
                 header=header,
                 metrics=self._clean(item),
+                summary=summary,
             )
             for sink in self._sinks:
                 sink.log(row)

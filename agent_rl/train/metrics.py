@@ -16,9 +16,11 @@ from torch import Tensor
 from agent_rl.config import ActorConfig
 from agent_rl.stats import tracker as stats_tracker
 from agent_rl.train.batch import Batch
+from agent_rl.train.loss import kl_estimate
+from agent_rl.train.team import Team
 
-_MISMATCH_LIMIT = 0.3
-"""Nats; a temperature that was forgotten, or weights of another model, show as more."""
+_NUM_AGES = 4
+"""Shares of staleness are told apart up to here; the last one counts all that are older."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,6 +37,15 @@ class StepRecord:
     def add_loss(self, name: str, part: Tensor) -> None:
         part = part.detach()
         self.losses[name] = self.losses[name] + part if name in self.losses else part
+
+    def add_up(self, team: Team) -> None:
+        """Over all processes, which have the same components."""
+        if team.size == 1:
+            return
+        own = [float(self.num_computed_tokens), *(float(part) for part in self.losses.values())]
+        computed, *losses = team.add_up(torch.tensor(own, dtype=torch.float64))
+        self.num_computed_tokens = int(computed)
+        self.losses = dict(zip(self.losses, losses, strict=True))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,6 +86,15 @@ class TokenRecord:
         for name, value in values.items():
             getattr(self, name)[places] = value.detach()
 
+    def add_up(self, own: Tensor, team: Team) -> None:
+        """Take from each process what it wrote; ``own`` [T]: the tokens of this one's rows."""
+        if team.size == 1:
+            return
+        for name in self.__slots__:
+            values = getattr(self, name)
+            total = team.add_up(torch.where(own, values, 0).double())
+            setattr(self, name, total.to(values.dtype))
+
 
 def record_batch(
     batch: Batch, advantages: Tensor, config: ActorConfig, is_truncated: Tensor
@@ -110,7 +130,11 @@ def record_batch(
             staleness = (newest - batch.versions).float()
             with stats_tracker.scope("version_stats"):
                 stats_tracker.denominator(n_tokens=mask)
-                stats_tracker.stat("n_tokens", staleness=staleness)
+                shares = {
+                    f"staleness_share_{age}": (staleness == age).float() for age in range(_NUM_AGES)
+                }
+                shares[f"staleness_share_{_NUM_AGES}_or_more"] = (staleness >= _NUM_AGES).float()
+                stats_tracker.stat("n_tokens", staleness=staleness, **shares)
         stats_tracker.scalar(eps_clip=config.eps_clip, use_dual_clip=config.c_clip is not None)
         if config.c_clip is not None:
             stats_tracker.scalar(c_clip=config.c_clip)
@@ -121,9 +145,13 @@ def record_batch(
 
 
 def record_update(
-    batch: Batch, tokens: TokenRecord, steps: Sequence[StepRecord], lr: float
+    batch: Batch, tokens: TokenRecord, steps: Sequence[StepRecord], *, lr: float, seconds: float
 ) -> None:
-    """Losses, ratios, clips and how far the trainer's log-probs are from the engine's."""
+    """Losses, ratios, clips and how far the trainer's log-probs are from the engine's.
+
+    ``tree_saving`` is the share of the batch's tokens that did not go through the model: shared
+    prefixes, and what follows the last trained token of a row.
+    """
     mask = tokens.mask
     with stats_tracker.scope("ppo_actor"), stats_tracker.scope("update"):
         stats_tracker.denominator(n_valid_tokens=mask, clipped_tokens=tokens.is_clipped)
@@ -145,37 +173,24 @@ def record_update(
                 grad_norm=float(step.grad_norm),
                 update_successful=step.is_successful,
                 num_micro_batches=step.num_micro_batches,
-                n_computed_tokens=step.num_computed_tokens,
                 **{f"loss/{name}": float(total) for name, total in step.losses.items()},
             )
-        stats_tracker.scalar(lr=lr)
-
-
-def find_faults(batch: Batch, tokens: TokenRecord) -> list[str]:
-    """In plain words why nothing, or nothing sound, was learnt; empty where all is well."""
-    if not bool(batch.loss_mask.any()):
-        return ["no token of this batch is trained: every loss_mask is 0 or no reward is known"]
-    if not bool(torch.where(tokens.mask, tokens.advantages, 0.0).any()):
-        return [
-            "all advantages of this batch are 0, so nothing is learnt: the rewards within each "
-            "group are equal; take harder or easier data, or raise rollout.group_size"
-        ]
-    if batch.logprobs is None:
-        return []
-    error = (tokens.new_logprobs - batch.logprobs.to(tokens.mask.device)).abs()
-    mean = float(torch.where(tokens.mask, error, 0.0).sum() / tokens.mask.sum())
-    if mean <= _MISMATCH_LIMIT:
-        return []
-    return [
-        f"log-probs of trainer and engine differ by {mean:.2f} nats on average: check that both "
-        "have the same weights and temperature, or lower rollout.max_head_offpolicyness"
-    ]
+        num_computed = sum(step.num_computed_tokens for step in steps)
+        trained = torch.where(mask, tokens.advantages, 0.0).abs()
+        stats_tracker.scalar(
+            lr=lr,
+            advantage_max=float(trained.max()) if len(trained) else 0.0,
+            n_computed_tokens=num_computed,
+            tree_saving=1.0 - num_computed / max(1, batch.num_tokens),
+            trained_tokens_per_s=int(batch.loss_mask.sum()) / max(seconds, 1e-9),
+        )
 
 
 def _record_mismatch(tokens: TokenRecord, behaviour: Tensor) -> None:
     """Engine against trainer; the denominators are its own, as some batches know no log-probs.
 
-    ``behave_logp_error`` compares with the log-probs of the tokens' own optimizer step.
+    ``behave_logp_error`` and ``behave_kl``, KL(engine || trainer), compare with the log-probs of
+    the tokens' own optimizer step.
     """
     difference = (tokens.proximal - behaviour).float()
     stats_tracker.denominator(
@@ -187,6 +202,7 @@ def _record_mismatch(tokens: TokenRecord, behaviour: Tensor) -> None:
         "n_behave_tokens",
         old_logp=behaviour,
         behave_logp_error=(tokens.new_logprobs - behaviour).float().abs(),
+        behave_kl=kl_estimate("k3", behaviour, tokens.new_logprobs, tokens.mask).float(),
         rs_filtered_fraction=tokens.is_rejected.float(),
     )
     stats_tracker.stat("clipped_behave_tokens", clipped_old_logp=behaviour)
@@ -212,10 +228,27 @@ def _record_groups(batch: Batch, advantages: Tensor) -> None:
         group_loss_weight=weights,
         zero_advantage_groups=(strengths == 0.0).float(),
     )
+    spreads = _reward_spreads(batch)
+    is_known = torch.isfinite(spreads)
+    stats_tracker.denominator(n_groups_with_reward=is_known)
+    stats_tracker.stat(
+        "n_groups_with_reward", group_reward_std=torch.where(is_known, spreads, 0.0).float()
+    )
     for size in sorted({int(size) for size in sizes.tolist()}):
         by_size: dict[str, Any] = {f"group_loss_weight_size_{size}": weights}
         stats_tracker.denominator(**{f"n_groups_size_{size}": sizes == size})
         stats_tracker.stat(f"n_groups_size_{size}", **by_size)
+
+
+def _reward_spreads(batch: Batch) -> Tensor:
+    """[groups] population std of the known rewards of rows; nan: there is none."""
+    known = torch.isfinite(batch.rewards)
+    rewards = torch.where(known, batch.rewards, 0.0)
+    sums = torch.zeros(3, batch.meta.n_trajs, dtype=torch.float64)
+    for row, values in enumerate((known.double(), rewards, rewards.square())):
+        sums[row].index_add_(0, batch.groups, values)
+    count, total, squares = sums
+    return (squares / count - (total / count).square()).clamp(min=0.0).sqrt()
 
 
 def _prompt_lengths(batch: Batch) -> Tensor:

@@ -62,6 +62,7 @@ def test_rows_and_groups() -> None:
         "group_loss_weight_size_1/avg": 2.0,
         "zero_advantage_groups/avg": 0.5,
         "no_eos_ratios/avg": 0.25,
+        "group_reward_std/avg": 0.25,
     }
     for key, value in expected.items():
         assert stats[f"ppo_actor/{key}"] == pytest.approx(value), key
@@ -77,6 +78,9 @@ def test_staleness_looks_at_trained_tokens_only() -> None:
     stats = exported()
     assert stats["ppo_actor/version_stats/staleness/max"] == 1.0
     assert stats["ppo_actor/version_stats/staleness/avg"] == 0.5
+    shares = [stats[f"ppo_actor/version_stats/staleness_share_{age}/avg"] for age in range(4)]
+    assert shares == [0.5, 0.5, 0.0, 0.0]
+    assert stats["ppo_actor/version_stats/staleness_share_4_or_more/avg"] == 0.0
 
 
 def test_mismatch_looks_at_trained_tokens_only() -> None:
@@ -88,14 +92,45 @@ def test_mismatch_looks_at_trained_tokens_only() -> None:
     tokens.proximal = torch.tensor([0.0, -1.0, -1.0, -5.0])
     tokens.new_logprobs = tokens.proximal
     exported()
-    metrics.record_update(batch, tokens, [metrics.StepRecord(grad_norm=2.0)], 0.1)
+    metrics.record_update(batch, tokens, [metrics.StepRecord(grad_norm=2.0)], lr=0.1, seconds=2.0)
     stats = exported()
     assert stats["ppo_actor/update/behave_logp_error/max"] == 0.0
     assert stats["ppo_actor/update/behave_approx_kl/avg"] == 0.0
+    assert stats["ppo_actor/update/behave_kl/avg"] == 0.0
     assert stats["ppo_actor/update/new_logp/avg"] == -1.0
     assert stats["ppo_actor/update/grad_norm"] == 2.0
     assert stats["ppo_actor/update/update_successful"] == 0.0
     assert stats["ppo_actor/update/lr"] == 0.1
+
+
+def test_distance_of_engine_and_trainer() -> None:
+    """Engine -1, trainer -1.5: 0.5 nats, and the k3 estimate of KL(engine || trainer) .106531."""
+    batch = Batch.from_trajectories(
+        [rows([[0, 1]], [1.0], (1,), logprobs=torch.tensor([[0.0, -1.0]]))]
+    )
+    tokens = metrics.TokenRecord.empty(batch.loss_mask, torch.ones(2))
+    tokens.new_logprobs = torch.tensor([0.0, -1.5])
+    exported()
+    metrics.record_update(batch, tokens, [], lr=0.1, seconds=1.0)
+    stats = exported()
+    assert stats["ppo_actor/update/behave_logp_error/avg"] == pytest.approx(0.5)
+    assert stats["ppo_actor/update/behave_kl/avg"] == pytest.approx(0.106531, abs=1e-6)
+
+
+def test_tokens_of_an_update() -> None:
+    """Two steps with 3 and 5 nodes for a batch of 16 tokens, 4 of them trained in 2 s."""
+    batch = Batch.from_trajectories([rows([[0, 1, 1, 0, 0, 0, 0, 0]] * 2, [1.0, 0.0], (1, 1))])
+    tokens = metrics.TokenRecord.empty(batch.loss_mask, torch.ones(16))
+    steps = [
+        metrics.StepRecord(num_computed_tokens=3, num_micro_batches=1),
+        metrics.StepRecord(num_computed_tokens=5, num_micro_batches=1),
+    ]
+    exported()
+    metrics.record_update(batch, tokens, steps, lr=0.1, seconds=2.0)
+    stats = exported()
+    assert stats["ppo_actor/update/n_computed_tokens"] == 8
+    assert stats["ppo_actor/update/tree_saving"] == 0.5
+    assert stats["ppo_actor/update/trained_tokens_per_s"] == 2.0
 
 
 def test_nothing_trained_exports_no_means() -> None:
@@ -104,23 +139,8 @@ def test_nothing_trained_exports_no_means() -> None:
     exported()
     metrics.record_batch(batch, torch.zeros(2), ActorConfig(), torch.zeros(1))
     tokens = metrics.TokenRecord.empty(batch.loss_mask, torch.zeros(2))
-    metrics.record_update(batch, tokens, [metrics.StepRecord()], 0.1)
+    metrics.record_update(batch, tokens, [metrics.StepRecord()], lr=0.1, seconds=1.0)
     stats = exported()
     assert stats["ppo_actor/n_valid_tokens"] == 0
     assert "ppo_actor/advantages/avg" not in stats
     assert all(value == value for value in stats.values())
-
-
-def faults(mask: list[int], advantage: float, error: float) -> str:
-    logprobs = torch.where(torch.tensor([mask]) == 1, -1.0, 0.0)
-    batch = Batch.from_trajectories([rows([mask], [1.0], (1,), logprobs=logprobs)])
-    tokens = metrics.TokenRecord.empty(batch.loss_mask, torch.full((len(mask),), advantage))
-    tokens.new_logprobs = torch.full((len(mask),), -1.0 - error)
-    return " ".join(metrics.find_faults(batch, tokens))
-
-
-def test_faults_in_plain_words() -> None:
-    assert "no token" in faults([0, 0], 1.0, 0.0)
-    assert "all advantages of this batch are 0" in faults([0, 1], 0.0, 0.0)
-    assert "differ by 0.50 nats" in faults([0, 1], 1.0, 0.5)
-    assert faults([0, 1], 1.0, 0.1) == ""
