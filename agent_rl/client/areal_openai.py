@@ -92,6 +92,13 @@ class ArealOpenAI(AsyncOpenAI):
         defaults = {"api_key": "agent-rl", "base_url": BASE_URL}
         super().__init__(**{**defaults, **openai_client_kwargs, "http_client": http_client})
 
+    @property
+    def http_client(self) -> InProcessClient:
+        """For another client on the same record: ``AsyncOpenAI(http_client=..., base_url=...)``."""
+        http_client = self._client  # the SDK has no public name for it
+        assert isinstance(http_client, InProcessClient), "checked in the constructor"
+        return http_client
+
     @cached_property
     def chat(self) -> DirectChat:
         return DirectChat(self)
