@@ -6,11 +6,11 @@ become replies here; anything else is a bug and passes through.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from agent_rl.api.body import parse_body, too_deep
 from agent_rl.api.chat import chat_completions, read_chat_request
 from agent_rl.api.chat_stream import chat_chunks
 from agent_rl.api.completions import (
@@ -31,7 +31,7 @@ from agent_rl.api.models import list_models, model_object
 from agent_rl.api.response_stream import response_events
 from agent_rl.api.responses import create_response, read_response_request, stored_response
 from agent_rl.api.session import Session
-from agent_rl.errors import AgentRLError, NotSupportedError, RequestError
+from agent_rl.errors import AgentRLError, NotSupportedError
 from agent_rl.types import JsonObject
 
 OnAccept: TypeAlias = Callable[[Sequence[JsonObject]], None]
@@ -95,6 +95,8 @@ async def answer(
         return await _GENERATORS[path](session, body, on_accept)
     except AgentRLError as error:
         return error_reply(error, path)
+    except RecursionError:
+        return error_reply(too_deep(), path)
 
 
 def error_reply(error: AgentRLError, path: str) -> Reply:
@@ -172,17 +174,6 @@ async def _streamed(events: EventStream) -> Reply:
     first = await events.start()
     named = first.get("response") or first.get("message") or first
     return Reply(events=events, request_id=named["id"])
-
-
-def parse_body(content: bytes) -> JsonObject:
-    """Raises RequestError for anything but a JSON object."""
-    try:
-        body = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"the request body is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise RequestError("the request body must be a JSON object")
-    return body
 
 
 _COUNT_TOKENS = "messages/count_tokens"

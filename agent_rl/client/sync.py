@@ -22,6 +22,7 @@ from agent_rl.api.session import Session
 from agent_rl.client.http import hx
 from agent_rl.client.resources import DirectSyncChat, DirectSyncResponses
 from agent_rl.client.transport import ByteStream, InProcessTransport
+from agent_rl.client.unsendable import refusing_unsendable
 
 T = TypeVar("T")
 
@@ -135,6 +136,7 @@ class SyncArealOpenAI(OpenAI):
 
     if not TYPE_CHECKING:
 
-        def request(self, *args: Any, **kwargs: Any) -> Any:
+        def request(self, cast_to: Any, options: Any, **kwargs: Any) -> Any:
             refuse_running_loop()
-            return super().request(*args, **kwargs)
+            with refusing_unsendable(options):
+                return super().request(cast_to, options, **kwargs)

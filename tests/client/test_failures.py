@@ -45,6 +45,43 @@ async def test_engine_error_is_retried_and_then_internal_server_error(
     assert len(client.interactions) == 0
 
 
+@pytest.mark.parametrize(
+    ("params", "place"),
+    [
+        ({"messages": [{"role": "user", "content": "a\ud83d"}]}, "messages[0].content"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"metadata": {"a": float("inf")}}, "metadata.a"),
+        ({"extra_body": {"top_k": float("nan")}}, "top_k"),
+    ],
+)
+async def test_what_the_sdk_cannot_write_is_a_bad_request(
+    tokenizer: Any, params: dict[str, Any], place: str
+) -> None:
+    client, engine = make(tokenizer, "never")
+    with pytest.raises(openai.BadRequestError) as caught:
+        await ask(client, **params)
+    assert caught.value.param == place and caught.value.status_code == 400
+    with pytest.raises(openai.BadRequestError, match="which"):
+        await asyncio.to_thread(
+            client.sync.chat.completions.create, **{"model": "m", "messages": HI, **params}
+        )
+    assert engine.requests == []
+
+
+async def test_endless_nesting_is_a_bad_request(tokenizer: Any) -> None:
+    client, engine = make(tokenizer, "never")
+    arguments: dict[str, Any] = {}
+    for _ in range(5000):
+        arguments = {"a": arguments}
+    call = {"id": "x", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [*HI, {"role": "assistant", "tool_calls": [call]}]
+    with pytest.raises(openai.BadRequestError, match=r"messages\[1\].* levels deep"):
+        await ask(client, messages=messages)
+    with pytest.raises(TypeError):
+        await ask(client, metadata={"a": object()})
+    assert engine.requests == []
+
+
 async def test_a_retry_of_the_sdk_that_succeeds_is_one_call(
     tokenizer: Any, no_backoff: None
 ) -> None:
