@@ -17,6 +17,7 @@ from agent_rl.api.session import Sampling, Session
 from agent_rl.client.resources import DirectChat, DirectResponses
 from agent_rl.client.sync import SyncArealOpenAI, SyncInProcessClient
 from agent_rl.client.transport import BASE_URL, InProcessClient
+from agent_rl.client.unsendable import refusing_unsendable
 from agent_rl.engine.base import InferenceEngine
 from agent_rl.record.cache import InteractionCache
 from agent_rl.record.export import export_interactions
@@ -98,6 +99,12 @@ class ArealOpenAI(AsyncOpenAI):
         http_client = self._client  # the SDK has no public name for it
         assert isinstance(http_client, InProcessClient), "checked in the constructor"
         return http_client
+
+    if not TYPE_CHECKING:
+
+        async def request(self, cast_to: Any, options: Any, **kwargs: Any) -> Any:
+            with refusing_unsendable(options):
+                return await super().request(cast_to, options, **kwargs)
 
     @cached_property
     def chat(self) -> DirectChat:
