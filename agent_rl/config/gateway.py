@@ -50,6 +50,12 @@ class GatewayConfig(Section):
     engine_max_tokens: int | None = Field(
         None, gt=0, description="cap on prompt and completion tokens of one call"
     )
+    journal: str | None = Field(
+        None, description="file that sessions survive a restart in; null: they end with the process"
+    )
+    fsync: Literal["always", "never"] = Field(
+        "always", description="never: a turn survives a killed process, not a power failure"
+    )
     max_sessions: int = Field(1024, ge=1, description="open sessions; one more is answered 429")
     session_timeout_s: TimeoutS = Field(
         3600.0, description="a session without calls for so long is ended, an ended one dropped"

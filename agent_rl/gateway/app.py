@@ -1,35 +1,91 @@
-"""The ASGI application: which part of the gateway takes a request, and how a refusal looks."""
+"""GatewayApp: the ASGI application. It sends a request to its part and words what is refused."""
 
 from __future__ import annotations
 
-from agent_rl.api.routes import Reply, error_reply
+import time
+
+from agent_rl.api.body import parse_body
+from agent_rl.api.routes import Reply, error_reply, has_endpoint
+from agent_rl.config import GatewayConfig
+from agent_rl.engine.base import InferenceEngine
 from agent_rl.errors import AgentRLError
+from agent_rl.gateway.counters import Counters
+from agent_rl.gateway.lifecycle import Lifecycle
 from agent_rl.gateway.serving import CallServer
+from agent_rl.gateway.sessions import Sessions
 from agent_rl.gateway.wire import Channel, ClientGoneError, Head, Receive, Scope, Send, read_head
+
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class GatewayApp:
-    def __init__(self, calls: CallServer, *, write_timeout_s: float) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        engine: InferenceEngine,
+        calls: CallServer,
+        lifecycle: Lifecycle,
+        sessions: Sessions,
+        counters: Counters,
+    ) -> None:
+        self._config = config
+        self._engine = engine
         self._calls = calls
-        self._write_timeout_s = write_timeout_s
+        self._lifecycle = lifecycle
+        self._sessions = sessions
+        self._counters = counters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        channel = Channel(receive, send, write_timeout_s=self._write_timeout_s)
-        path = ""
+        start = time.perf_counter()
+        channel = Channel(receive, send, self._config)
+        path, endpoint = "", "other"
+        self._counters.num_running += 1
         try:
-            try:
-                head = read_head(scope)
-                path = head.path
-                await self._dispatch(head, channel)
-            except AgentRLError as error:
-                await channel.write_whole(error_reply(error, path))
+            head = read_head(scope)
+            path, endpoint = head.path, _endpoint(head)
+            status = await self._serve(head, channel)
+        except AgentRLError as error:
+            status = await self._refuse(error, path, channel)
         except ClientGoneError:
-            pass
-
-    async def _dispatch(self, head: Head, channel: Channel) -> None:
-        if head.path == "healthz":
-            await channel.write_whole(Reply(body={"ok": True}))
+            self._counters.num_hung_up += 1
             return
-        await self._calls.serve(head, channel)
+        finally:
+            self._counters.num_running -= 1
+        self._counters.served(endpoint, status, time.perf_counter() - start)
+
+    async def _serve(self, head: Head, channel: Channel) -> int:
+        if head.path == "healthz":
+            is_well = await self._engine.health()
+            status = 200 if is_well else 503
+            await channel.write_whole(Reply(status=status, body={"ok": is_well}))
+            return status
+        if head.path == "metrics":
+            text = self._counters.text(self._sessions, self._engine.get_version())
+            await channel.write_text(text, _METRICS_TYPE)
+            return 200
+        if head.path.startswith("rl/"):
+            self._lifecycle.authorize(head)
+            return await self._lifecycle.serve(head, parse_body(await channel.body(head)), channel)
+        return await self._calls.serve(head, channel)
+
+    async def _refuse(self, error: AgentRLError, path: str, channel: Channel) -> int:
+        """A refusal in the middle of an answer can only cut it: the status has left."""
+        reply = error_reply(error, path)
+        if not channel.has_started:
+            try:
+                await channel.write_whole(reply)
+            except ClientGoneError:
+                self._counters.num_hung_up += 1
+        return reply.status
+
+
+def _endpoint(head: Head) -> str:
+    """A label of the metrics: one of a few words, whatever the client sent."""
+    first = head.path.partition("/")[0]
+    if head.method == "GET" and first in ("models", "responses", "healthz", "metrics"):
+        return first
+    if head.path in Lifecycle.ROUTES or has_endpoint(head.method, head.path):
+        return head.path
+    return "other"

@@ -20,10 +20,17 @@ from agent_rl.api.session import Session
 from agent_rl.config import GatewayConfig
 from agent_rl.engine.base import InferenceEngine
 from agent_rl.errors import ConfigError
+from agent_rl.gateway.access import Access
 from agent_rl.gateway.app import GatewayApp
+from agent_rl.gateway.counters import Counters
+from agent_rl.gateway.lifecycle import Lifecycle
 from agent_rl.gateway.listener import TurnListener
+from agent_rl.gateway.protocol import guarded
 from agent_rl.gateway.serving import CallServer
-from agent_rl.gateway.sessions import Door, Sessions
+from agent_rl.gateway.session_log import SessionLog, restore
+from agent_rl.gateway.sessions import Door, LiveSession, Sessions
+from agent_rl.record.cache import InteractionCache
+from agent_rl.record.journal import Journal
 from agent_rl.tokens.format import ChatFormat
 
 if TYPE_CHECKING:
@@ -31,6 +38,7 @@ if TYPE_CHECKING:
 
 # Longer than clients keep idle connections: the client closes them, so none dies under a request.
 _KEEP_ALIVE_S = 75
+_EXPIRY_S = 30.0  # how often idle sessions are looked for
 
 
 class Gateway:
@@ -57,11 +65,30 @@ class Gateway:
             reasoning_parser=self.config.reasoning_parser,
         )
         self._engine = engine
-        self._sessions = Sessions()
-        calls = CallServer(self.config, self._sessions, listener)
-        self.app = GatewayApp(calls, write_timeout_s=self.config.write_timeout_s)
+        self._listener = listener
+        self._counters = Counters()
+        self._log = SessionLog()
+        self._sessions = Sessions(
+            self._new_session,
+            max_sessions=self.config.max_sessions,
+            timeout_s=self.config.session_timeout_s,
+            on_start=self._log.started,
+            on_end=self._on_end,
+            on_drop=self._log.dropped,
+        )
+        access = Access(self.config, self._sessions)
+        self.admin_key, self.api_key = access.admin_key, access.api_key
+        self.app = GatewayApp(
+            self.config,
+            engine,
+            CallServer(self.config, access, self._sessions, self._log, listener),
+            Lifecycle(access, self._sessions, self._log, self._url_of),
+            self._sessions,
+            self._counters,
+        )
         self._server: uvicorn.Server | None = None
         self._socket: socket.socket | None = None
+        self._expiry: asyncio.Task[None] | None = None
 
     @property
     def base_url(self) -> str:
@@ -78,20 +105,52 @@ class Gateway:
     def attach(self, session: Session) -> Door:
         """Serve an existing session, such as a client's own, until ``detach``."""
         live, key = self._sessions.attach(session)
-        url = f"{self._root_url}/s/{live.session_id}/v1"
-        return Door(session_id=live.session_id, base_url=url, api_key=key)
+        return Door(session_id=live.session_id, base_url=self._url_of(live), api_key=key)
 
     def detach(self, session_id: str) -> None:
-        """Its key is unknown from now on; calls that run go on. Unknown ids do nothing."""
+        """Its key opens nothing from now on; calls that run go on. Unknown ids do nothing."""
         self._sessions.detach(session_id)
 
+    async def forget(self, *, session_id: str | None = None, user_id: str | None = None) -> int:
+        """End and delete the record of one session, or of all of a user, on disk too.
+
+        Returns how many there were. On the gateway's loop.
+        """
+        if (session_id is None) == (user_id is None):
+            raise ValueError("forget by session_id or by user_id, one of both")
+        found = [
+            live
+            for live in self._sessions
+            if live.origin != "attached"
+            and session_id in (None, live.session_id)
+            and user_id in (None, live.user_id)
+        ]
+        for live in found:
+            self._sessions.end(live, "forgotten")
+            self._sessions.drop(live)
+        await self._log.forget_dropped()
+        return len(found)
+
     async def start(self) -> None:
-        """Raises ConfigError when the address cannot be bound."""
+        """
+        Raises:
+            ConfigError: the address cannot be bound.
+            JournalError: ``config.journal`` is damaged, or another gateway has it.
+        """
         if self._server is not None:
             raise RuntimeError("the gateway was started before; make a new one")
         self._socket = _bind(self.config.host, self.config.port)
+        if self.config.journal is not None:
+            journal = Journal(self.config.journal, fsync=self.config.fsync)
+            restore(journal, self._sessions)
+            self._log.open(journal, lambda: list(self._sessions))
+        self._expiry = asyncio.create_task(self._expire())
         server_config = uvicorn.Config(
             self.app,
+            http=guarded(
+                max_head_bytes=self.config.max_header_bytes,
+                head_timeout_s=self.config.read_timeout_s,
+            ),
             lifespan="off",
             ws="none",
             log_config=None,
@@ -111,6 +170,9 @@ class Gateway:
         if self._server is not None and self._server.started:
             self._server.started = False
             await self._server.shutdown()
+        if self._expiry is not None:
+            self._expiry.cancel()
+        await self._log.close()
 
     @contextmanager
     def run_in_thread(self) -> Iterator[Gateway]:
@@ -128,6 +190,33 @@ class Gateway:
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
             loop.close()
+
+    def _url_of(self, live: LiveSession) -> str:
+        return f"{self._root_url}/s/{live.session_id}/v1"
+
+    def _new_session(self) -> Session:
+        config = self.config
+        return Session(
+            engine=self._engine,
+            format=self._format,
+            cache=InteractionCache(),
+            chat_template_type=config.chat_template_type,
+            engine_max_tokens=config.engine_max_tokens,
+            max_requests=config.max_requests,
+            model=config.model,
+        )
+
+    def _on_end(self, live: LiveSession) -> None:
+        self._counters.ended[live.end_reason or "done"] += 1
+        self._log.ended(live)
+        if self._listener is not None:
+            self._listener.on_session_end(live.session_id)
+
+    async def _expire(self) -> None:
+        timeout_s = self.config.session_timeout_s
+        while timeout_s is not None:
+            await asyncio.sleep(min(_EXPIRY_S, timeout_s / 2))
+            self._sessions.expire()
 
 
 def _check_exposure(config: GatewayConfig) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from agent_rl.api.routes import Reply
+from agent_rl.config import GatewayConfig
 from agent_rl.errors import RefusedError
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -89,15 +90,17 @@ def check_id(value: object, what: str) -> str:
 
 
 class Channel:
-    """One request's way in and out."""
+    """One request's way in and out. ``has_started``: the status has left."""
 
-    def __init__(self, receive: Receive, send: Send, *, write_timeout_s: float) -> None:
+    def __init__(self, receive: Receive, send: Send, config: GatewayConfig) -> None:
+        self.has_started = False
         self._receive = receive
         self._send = send
-        self._write_timeout_s = write_timeout_s
+        self._config = config
 
-    async def body(self, head: Head, *, max_bytes: int, timeout_s: float) -> bytes:
+    async def body(self, head: Head) -> bytes:
         """Raises RefusedError: 413 for too many bytes, 408 for too slow ones."""
+        max_bytes, timeout_s = self._config.max_body_bytes, self._config.read_timeout_s
         announced = head.headers.get(b"content-length", b"0")
         parts = []
         size = int(announced) if announced.isdigit() else 0
@@ -160,8 +163,9 @@ class Channel:
         await self.write(text.encode(), is_last=True)
 
     async def _write(self, message: MutableMapping[str, Any]) -> None:
+        self.has_started = True
         try:
-            async with asyncio.timeout(self._write_timeout_s):
+            async with asyncio.timeout(self._config.write_timeout_s):
                 await self._send(message)
         except TimeoutError:
             raise ClientGoneError from None

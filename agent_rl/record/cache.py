@@ -128,8 +128,8 @@ class InteractionCache(Mapping[str, InteractionWithTokenLogpReward]):
             self._interactions[interaction_id].reward = value
             self._given[interaction_id] = value
 
-    def set_last_reward(self, reward: Any) -> None:
-        """Set the reward of the interaction recorded last, orphans left out.
+    def set_last_reward(self, reward: Any) -> str:
+        """Set the reward of the interaction recorded last, orphans left out; returns its id.
 
         Raises:
             RuntimeError: nothing is recorded yet.
@@ -141,6 +141,7 @@ class InteractionCache(Mapping[str, InteractionWithTokenLogpReward]):
             if not names:
                 raise RuntimeError("set_last_reward: nothing is recorded yet")
             self.set_reward(names[-1], reward)
+            return names[-1]
 
     @property
     def orphans(self) -> frozenset[str]:

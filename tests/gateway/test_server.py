@@ -32,7 +32,7 @@ async def test_an_attached_session_records_what_its_door_serves(start: Any, toke
         reply = await plain.get(
             f"{door.base_url}/models", headers={"authorization": f"Bearer {door.api_key}"}
         )
-    assert reply.status_code == 401
+    assert reply.status_code == 410
 
 
 async def test_a_door_opens_only_its_own_session(start: Any, tokenizer: Any) -> None:

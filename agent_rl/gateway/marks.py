@@ -1,0 +1,60 @@
+"""Marks: what a request says of its turn besides the model's parameters.
+
+Headers win over fields of the body; the fields are taken out of it, because no endpoint of
+``api/`` knows them. Either place suffices to end the session.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent_rl.errors import RefusedError
+from agent_rl.gateway.listener import TurnType
+from agent_rl.gateway.wire import Head, check_id
+from agent_rl.types import JsonObject
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marks:
+    """``user_id`` as the body labels it: ``user``, or Anthropic's ``metadata.user_id``."""
+
+    session_id: str | None
+    turn_type: TurnType | None
+    session_done: bool
+    user_id: str | None
+
+
+def take_marks(head: Head, body: JsonObject) -> Marks:
+    """Raises RefusedError (400) for a mark that is none."""
+    in_body = {name: body.pop(name, None) for name in ("session_id", "turn_type", "session_done")}
+    session_id = head.session_id
+    if session_id is None and in_body["session_id"] is not None:
+        session_id = check_id(in_body["session_id"], "session_id")
+    done = (head.header(b"x-session-done") or "", str(in_body["session_done"] or ""))
+    return Marks(
+        session_id=session_id,
+        turn_type=_turn_type(head.header(b"x-turn-type") or in_body["turn_type"]),
+        session_done=any(value.strip().lower() in _TRUE for value in done),
+        user_id=_user_id(body),
+    )
+
+
+def _turn_type(value: object) -> TurnType | None:
+    if value is None or value == "":
+        return None
+    word = value.strip().lower() if isinstance(value, str) else value
+    if word == "main":
+        return "main"
+    if word == "side":
+        return "side"
+    raise RefusedError(400, f"the turn type is {value!r}; use main or side", param="turn_type")
+
+
+def _user_id(body: JsonObject) -> str | None:
+    metadata = body.get("metadata")
+    found = body.get("user")
+    if found is None and isinstance(metadata, dict):
+        found = metadata.get("user_id")
+    return found if isinstance(found, str) else None
