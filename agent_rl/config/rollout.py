@@ -13,6 +13,12 @@ from agent_rl.types import ChatTemplateType, ExportStyle
 class AgentConfig(Section):
     """rollout.agent: how an agent (``async def run``) becomes an episode."""
 
+    mode: Literal["inline", "subproc", "online"] = Field(
+        "inline",
+        description="where agents run: on the event loop; each episode in a process of its own; "
+        "outside, calling the gateway",
+    )
+    subproc_max_workers: int = Field(4, ge=1, description="processes at a time, mode subproc")
     export_style: ExportStyle = Field(
         "individual", description="one row per interaction, or concat: one per leaf path"
     )

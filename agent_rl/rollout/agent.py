@@ -1,44 +1,39 @@
-"""AgentWorkflow: an ordinary agent (``async def run(self, data, ...)``) as a workflow.
+"""AgentWorkflow: an ordinary agent, anything with ``run(self, data, ...)``, as a workflow.
 
 Each episode has its own client, so its own record; a class also gets a fresh instance for each
-episode. What ``run`` takes by name is passed: ``client``, ``session`` (where rewards are set; the
-same object), ``http_client``, and beside that also ``base_url`` and ``api_key``, because such a
-client reaches the engine without a port. What it returns:
+episode. Where it runs is the mode: inline.py on the event loop, child.py in a process of its own.
+What ``run`` returns:
 
     a number                  the reward of the last interaction; others set before stay
     {interaction_id: number}  rewards by id
     None                      rewards were set through the client or session
-
-An agent that finds its model by environment variables is not served here: those belong to the whole
-process, so concurrent episodes would share one record.
 """
 
 from __future__ import annotations
 
-import inspect
+import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-import openai
+from typing import TYPE_CHECKING, Any, Protocol
 
 from agent_rl import workflow_context
 from agent_rl.client.areal_openai import ArealOpenAI
 from agent_rl.config import AgentConfig
 from agent_rl.engine.base import InferenceEngine
 from agent_rl.errors import (
-    Boundary,
     EpisodeError,
     EpisodeRejectedError,
     RewardError,
     WorkflowResolutionError,
-    boundary,
 )
 from agent_rl.record.cache import InteractionCache
 from agent_rl.record.interaction import InteractionWithTokenLogpReward
 from agent_rl.record.reward import as_reward
+from agent_rl.rollout.child import ChildAgent
+from agent_rl.rollout.doors import Doors
 from agent_rl.rollout.episode import Exported
+from agent_rl.rollout.inline import InlineAgent
 from agent_rl.rollout.workflow import RolloutWorkflow
 from agent_rl.stats import tracker as stats_tracker
 from agent_rl.types import GenerationConfig, JsonObject
@@ -46,16 +41,49 @@ from agent_rl.types import GenerationConfig, JsonObject
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_ARGUMENTS = ("client", "session", "http_client", "base_url", "api_key")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InlineSettings:
-    """What the client of an agent is made of."""
+class AgentSettings:
+    """What the client of an agent is made of, and what agents share that need a port."""
 
     tokenizer: PreTrainedTokenizerBase | None
     gconfig: GenerationConfig | None = None
     config: AgentConfig = field(default_factory=AgentConfig)
+    doors: Doors | None = None
+    workers: asyncio.Semaphore | None = None
+
+
+def agent_settings(
+    config: AgentConfig,
+    tokenizer: PreTrainedTokenizerBase | None,
+    gconfig: GenerationConfig | None,
+    eval_gconfig: GenerationConfig | None,
+    doors: Doors,
+) -> dict[bool, AgentSettings]:
+    """Those of training and of evaluation, by ``is_eval``.
+
+    Under mode online only evaluation runs agents here: on the event loop.
+    """
+    workers = asyncio.Semaphore(config.subproc_max_workers)
+    eval_mode = "inline" if config.mode == "online" else config.mode
+    modes = {False: config, True: config.model_copy(update={"mode": eval_mode})}
+    sampling = {False: gconfig, True: eval_gconfig or gconfig}
+    return {
+        is_eval: AgentSettings(
+            tokenizer=tokenizer,
+            gconfig=sampling[is_eval],
+            config=modes[is_eval],
+            doors=doors,
+            workers=workers,
+        )
+        for is_eval in (False, True)
+    }
+
+
+class Runner(Protocol):
+    """Runs the agent on one datum with the episode's client."""
+
+    async def run(self, client: ArealOpenAI, data: JsonObject) -> object: ...
 
 
 class AgentWorkflow(RolloutWorkflow):
@@ -64,7 +92,7 @@ class AgentWorkflow(RolloutWorkflow):
         agent: a class, constructed with ``kwargs`` for each episode, or an instance for all.
 
     Raises:
-        WorkflowResolutionError: ``run`` is not a coroutine, or needs what cannot be passed.
+        WorkflowResolutionError: the mode cannot run it, or ``run`` needs what cannot be passed.
     """
 
     def __init__(
@@ -72,7 +100,7 @@ class AgentWorkflow(RolloutWorkflow):
         agent: object,
         kwargs: Mapping[str, Any] | None = None,
         *,
-        settings: InlineSettings,
+        settings: AgentSettings,
     ) -> None:
         name = agent.__qualname__ if isinstance(agent, type) else type(agent).__qualname__
         if settings.tokenizer is None:
@@ -81,10 +109,8 @@ class AgentWorkflow(RolloutWorkflow):
                 "RolloutEngine(..., tokenizer=)"
             )
         self._name = name
-        self._agent = agent
-        self._kwargs = dict(kwargs or {})
         self._settings = settings
-        self._arguments = wanted_arguments(agent, name)
+        self._runner = _runner(agent, kwargs or {}, name, settings)
 
     async def arun_episode(self, engine: InferenceEngine, data: JsonObject) -> Exported:
         config = self._settings.config
@@ -101,7 +127,7 @@ class AgentWorkflow(RolloutWorkflow):
         error = None
         start_s = time.perf_counter()
         try:
-            returned = await self._run(client, data)
+            returned = await self._runner.run(client, data)
         except EpisodeError as raised:
             if config.on_agent_error == "drop" or not client.interactions:
                 raise
@@ -118,26 +144,6 @@ class AgentWorkflow(RolloutWorkflow):
         with_reference = _with_reference(exported)
         _record_episode(client, latency_s)
         return Exported(with_reference, _orphans(client), error)
-
-    async def _run(self, client: ArealOpenAI, data: JsonObject) -> object:
-        available = {
-            "client": client,
-            "session": client,
-            "http_client": client._client,  # the SDK has no public name for it
-            "base_url": str(client.base_url),
-            "api_key": client.api_key,
-        }
-        arguments = {name: available[name] for name in self._arguments}
-        try:
-            with boundary("agent"):
-                agent: Any = self._agent
-                if isinstance(agent, type):
-                    agent = agent(**self._kwargs)
-                return await agent.run(data, **arguments)
-        except EpisodeError as error:
-            if error.__cause__ is not None:
-                error.boundary = _owner(error.__cause__)
-            raise
 
     def _set_rewards(self, client: ArealOpenAI, returned: object) -> None:
         if isinstance(returned, Mapping):
@@ -158,57 +164,17 @@ class AgentWorkflow(RolloutWorkflow):
             )
 
 
-def wanted_arguments(agent: object, name: str) -> tuple[str, ...]:
-    """Names of what ``run`` takes besides the datum.
-
-    Raises:
-        WorkflowResolutionError: see AgentWorkflow.
-    """
-    run = agent.run  # type: ignore[attr-defined]
-    if not inspect.iscoroutinefunction(inspect.unwrap(run)):
+def _runner(agent: object, kwargs: Mapping[str, Any], name: str, settings: AgentSettings) -> Runner:
+    if settings.config.mode == "online":
         raise WorkflowResolutionError(
-            f"{name}.run must be `async def run(self, data, ...)`; move blocking code into "
-            "`await asyncio.to_thread(...)`"
+            f"rollout.agent.mode=online runs no agent here, but {name} was given: leave workflow "
+            "out, or set rollout.agent.mode=inline"
         )
-    parameters = list(inspect.signature(run).parameters.values())
-    is_method_of_class = isinstance(agent, type) and not isinstance(
-        inspect.getattr_static(agent, "run"), staticmethod | classmethod
-    )
-    parameters = parameters[1:] if is_method_of_class else parameters
-    if not parameters or parameters[0].kind not in _POSITIONAL:
-        raise WorkflowResolutionError(f"{name}.run must take the datum as its first argument")
-    named = {p.name: p for p in parameters[1:] if p.kind not in _VARIADIC}
-    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
-    wanted = set(_ARGUMENTS) if takes_any else set(_ARGUMENTS) & named.keys()
-    if "http_client" not in wanted:
-        _refuse_address(name, named)
-        wanted -= {"base_url", "api_key"}
-    missing = [p.name for p in named.values() if p.default is p.empty and p.name not in wanted]
-    if missing:
-        raise WorkflowResolutionError(
-            f"{name}.run needs {', '.join(missing)}, which nobody passes; it may take "
-            f"{', '.join(_ARGUMENTS)}, anything else needs a default"
-        )
-    return tuple(argument for argument in _ARGUMENTS if argument in wanted)
-
-
-_POSITIONAL = (
-    inspect.Parameter.POSITIONAL_ONLY,
-    inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    inspect.Parameter.VAR_POSITIONAL,
-)
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
-def _refuse_address(name: str, named: Mapping[str, inspect.Parameter]) -> None:
-    """An address alone needs a server; a client beside an optional one does not."""
-    address = named.get("base_url") or named.get("api_key")
-    if address is None or ("client" in named and address.default is not address.empty):
-        return
-    raise WorkflowResolutionError(
-        f"{name}.run takes {address.name} without http_client; a bare address needs the gateway, "
-        "which this release does not have: take `client` or `http_client` (with base_url) instead"
-    )
+    if settings.config.mode == "inline":
+        return InlineAgent(agent, kwargs, name, settings.doors)
+    if settings.doors is None or settings.workers is None:
+        raise WorkflowResolutionError("rollout.agent.mode=subproc needs a RolloutEngine")
+    return ChildAgent(agent, kwargs, name, settings.doors, settings.workers)
 
 
 def _checked(reward: object) -> float:
@@ -218,13 +184,6 @@ def _checked(reward: object) -> float:
         raise RewardError(
             f"{error}; return a number or a dict of interaction id to number"
         ) from None
-
-
-def _owner(cause: BaseException) -> Boundary:
-    """Whose fault an exception that came out of an agent is."""
-    if isinstance(cause, openai.APIConnectionError | openai.InternalServerError):
-        return "engine"
-    return "client" if isinstance(cause, openai.APIError) else "agent"
 
 
 def _record_episode(client: ArealOpenAI, latency_s: float) -> None:

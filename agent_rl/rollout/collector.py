@@ -30,6 +30,7 @@ class Collector:
         get_version: of the engine's weights; the staleness bound counts in it.
         lanes: those that always exist.
         clock: of the episodes' deadlines; it stands still during a pause.
+        at_end: run on the loop once all episodes have ended or were cancelled.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Collector:
         get_version: Callable[[], int],
         lanes: Sequence[Lane],
         clock: PausableClock,
+        at_end: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
         self.changed = threading.Condition()
         self._run = run
@@ -48,7 +50,7 @@ class Collector:
         self._fault: BaseException | None = None
         self._is_paused = False
         self._is_closed = False
-        self._thread = LoopThread("agent-rl-collector", on_death=self._wake)
+        self._thread = LoopThread("agent-rl-collector", on_death=self._wake, at_end=at_end)
 
     # Called from the trainer's thread
 

@@ -20,10 +20,11 @@ from agent_rl.config import RolloutConfig
 from agent_rl.engine.base import InferenceEngine, StreamItem, WeightUpdate
 from agent_rl.errors import CollectorError
 from agent_rl.record.dump import TrajectoryDump
-from agent_rl.rollout.agent import InlineSettings
+from agent_rl.rollout.agent import agent_settings
 from agent_rl.rollout.clock import PausableClock
 from agent_rl.rollout.collector import Collector
 from agent_rl.rollout.dataloader import DataSource, as_native, patience
+from agent_rl.rollout.doors import Doors
 from agent_rl.rollout.draws import open_draws
 from agent_rl.rollout.episode import EpisodeRules
 from agent_rl.rollout.group import GroupedRolloutWorkflow
@@ -84,10 +85,8 @@ class RolloutEngine:
             from agent_rl.engine.loading import load_tokenizer
 
             tokenizer = load_tokenizer(config.tokenizer_path)
-        self._settings = {
-            is_eval: InlineSettings(tokenizer=tokenizer, gconfig=sampling, config=config.agent)
-            for is_eval, sampling in ((False, gconfig), (True, eval_gconfig or gconfig))
-        }
+        doors = Doors(tokenizer)
+        self._settings = agent_settings(config.agent, tokenizer, gconfig, eval_gconfig, doors)
         self._min_usable_group_size = min_usable_group_size
         self._seed = seed
         self._num_batches = 0
@@ -110,7 +109,7 @@ class RolloutEngine:
         self._draws = open_draws(config, journal)
         runner = TaskRunner(engine, rules, dump, self._draws.keep if config.journal else None)
         lanes = (self._stream, self._eval)
-        self._collector = Collector(runner.run, engine.get_version, lanes, clock)
+        self._collector = Collector(runner.run, engine.get_version, lanes, clock, doors.close)
 
     # Collecting
 

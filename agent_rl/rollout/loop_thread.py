@@ -24,9 +24,20 @@ _JOIN_TIMEOUT_S = 5.0
 
 
 class LoopThread:
-    def __init__(self, name: str, *, on_death: Callable[[], None]) -> None:
-        """``on_death`` is called in the thread when it ends without having been closed."""
+    def __init__(
+        self,
+        name: str,
+        *,
+        on_death: Callable[[], None],
+        at_end: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    ) -> None:
+        """
+        Args:
+            on_death: called in the thread when it ends without having been closed.
+            at_end: run on the loop after all tasks were cancelled.
+        """
         self.cause: BaseException | None = None
+        self._at_end = at_end
         self._on_death = on_death
         self._is_closing = False
         self._is_serving = True
@@ -132,4 +143,6 @@ class LoopThread:
             task.cancel()
         if tasks:
             self._loop.run_until_complete(asyncio.wait(tasks, timeout=_CANCEL_GRACE_S))
+        if self._at_end is not None:
+            self._loop.run_until_complete(self._at_end())
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())

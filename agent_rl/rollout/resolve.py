@@ -2,8 +2,8 @@
 
 instance of RolloutWorkflow        used as it is
 subclass of RolloutWorkflow        constructed with workflow_kwargs, which must be given
-class with ``async def run``       an agent: one fresh instance for each episode
-instance with ``async def run``    an agent: the one instance runs all episodes
+class with ``run``                 an agent: one fresh instance for each episode
+instance with ``run``              an agent: the one instance runs all episodes
 "pkg.mod.Name"                     imported, then as above
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent_rl.errors import WorkflowResolutionError
-from agent_rl.rollout.agent import AgentWorkflow, InlineSettings
+from agent_rl.rollout.agent import AgentSettings, AgentWorkflow
 from agent_rl.rollout.lane import AcceptFn
 from agent_rl.rollout.workflow import RolloutWorkflow
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def resolve_workflow(
-    workflow: object, workflow_kwargs: Mapping[str, Any] | None, settings: InlineSettings
+    workflow: object, workflow_kwargs: Mapping[str, Any] | None, settings: AgentSettings
 ) -> RolloutWorkflow:
     """
     Raises:
@@ -48,7 +48,7 @@ def resolve_workflow(
 
 
 def _from_class(
-    cls: type, workflow_kwargs: Mapping[str, Any] | None, settings: InlineSettings
+    cls: type, workflow_kwargs: Mapping[str, Any] | None, settings: AgentSettings
 ) -> RolloutWorkflow:
     is_workflow = issubclass(cls, RolloutWorkflow)
     if not is_workflow and not callable(getattr(cls, "run", None)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import signal
+import threading
 from decimal import Decimal
 from typing import Any
 
@@ -17,6 +18,7 @@ from transformers import AutoTokenizer
 from agent_rl import small_model
 from agent_rl.client.areal_openai import ArealOpenAI
 from agent_rl.config import AgentConfig, RolloutConfig
+from agent_rl.engine.base import WeightUpdate
 from agent_rl.engine.scripted import ScriptedEngine
 from agent_rl.errors import (
     EngineError,
@@ -25,7 +27,7 @@ from agent_rl.errors import (
     RewardError,
     WorkflowResolutionError,
 )
-from agent_rl.rollout.agent import AgentWorkflow, InlineSettings, wanted_arguments
+from agent_rl.rollout.agent import AgentSettings, AgentWorkflow
 from agent_rl.rollout.executor import RolloutEngine
 from agent_rl.types import GenerationConfig
 
@@ -62,7 +64,7 @@ def episode(tokenizer, scripted):
     """Run an agent once; the exported interactions."""
 
     async def run(agent: Any, engine: Any = scripted, **config: Any) -> Any:
-        settings = InlineSettings(tokenizer=tokenizer, config=AgentConfig(**config))
+        settings = AgentSettings(tokenizer=tokenizer, config=AgentConfig(**config))
         return await AgentWorkflow(agent, settings=settings).arun_episode(engine, {})
 
     return run
@@ -208,42 +210,6 @@ async def test_arguments_are_passed_by_name(episode, scripted) -> None:
     assert rewards(exported) == [0.5]
     assert isinstance(seen["client"], ArealOpenAI)
     assert len(scripted.requests) == 1
-
-
-def names(run: Any) -> tuple[str, ...]:
-    return wanted_arguments(type("A", (), {"run": run}), "A")
-
-
-def test_which_arguments_are_wanted() -> None:
-    async def plain(self, data): ...
-    async def client(self, data, *, client, temperature=1.0): ...
-    async def http(self, data, base_url, http_client, api_key): ...
-    async def either(self, data, client, base_url=None): ...
-    async def anything(self, data, **kwargs): ...
-
-    assert names(plain) == ()
-    assert names(client) == ("client",)
-    assert names(http) == ("http_client", "base_url", "api_key")
-    assert names(either) == ("client",)
-    assert names(anything) == ("client", "session", "http_client", "base_url", "api_key")
-
-
-def test_signatures_that_cannot_be_served() -> None:
-    async def address(self, data, base_url): ...
-    async def key(self, data, api_key=None): ...
-    async def unknown(self, data, client, browser): ...
-    async def nothing(self): ...
-    def blocking(self, data): ...
-
-    for run, message in [
-        (address, "base_url without http_client.* needs the gateway"),
-        (key, "api_key without http_client"),
-        (unknown, "needs browser, which nobody passes"),
-        (nothing, "must take the datum"),
-        (blocking, "async def run"),
-    ]:
-        with pytest.raises(WorkflowResolutionError, match=message):
-            names(run)
 
 
 async def test_a_class_gives_a_fresh_instance_to_each_episode(tokenizer, scripted) -> None:
@@ -412,3 +378,75 @@ def test_evaluation_samples_with_its_own_gconfig(tokenizer, scripted) -> None:
         rollout.rollout_batch([{}], Asks)
         rollout.rollout_batch([{}], Asks, is_eval=True)
     assert [request.gconfig.max_new_tokens for request in scripted.requests] == [7, 9]
+
+
+class Address:
+    """Builds a client of its own from a bare address."""
+
+    async def run(self, data: Any, base_url: str, api_key: str) -> float:
+        async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+            await ask(client, f"number {data['i']}")
+        assert base_url.startswith("http://127.0.0.1:")
+        return float(data["i"])
+
+
+def test_a_bare_address_is_served_by_a_gateway_of_our_own(tokenizer, scripted) -> None:
+    """case B192: each episode has its own address and record; B134: nothing fails in a pause."""
+    config = RolloutConfig(consumer_batch_size=4)
+    with RolloutEngine(scripted, config, tokenizer=tokenizer) as rollout:
+        groups = rollout.rollout_batch([{"i": i} for i in range(4)], Address)
+        assert [float(group["rewards"][0]) for group in groups] == [0.0, 1.0, 2.0, 3.0]
+        assert [group["rollout_group"].num_rows for group in groups] == [1] * 4
+        assert len(scripted.requests) == 4
+        rollout.submit({"i": 7}, Address)
+        rollout.pause()
+        rollout.update_weights(WeightUpdate(version=1))
+        rollout.resume()
+        assert rollout.wait(1, timeout=60)[0]["rewards"].tolist() == [7.0]
+
+
+def test_cancelling_reaches_the_engine_behind_an_address(tokenizer) -> None:
+    asked, ended = threading.Event(), threading.Event()
+
+    class Slow(ScriptedEngine):
+        async def agenerate(self, req: Any) -> Any:
+            asked.set()
+            try:
+                return await super().agenerate(req)
+            except asyncio.CancelledError:
+                ended.set()
+                raise
+
+    engine = Slow(["x"], tokenizer=tokenizer, latency_s=600.0, repeat=True)
+    rollout = RolloutEngine(engine, tokenizer=tokenizer)
+    rollout.submit({"i": 0}, Address)
+    assert asked.wait(60)
+    rollout.close()
+    assert ended.wait(60)
+
+
+async def test_only_a_rollout_engine_gives_addresses(episode) -> None:
+    with pytest.raises(WorkflowResolutionError, match="only a RolloutEngine can give"):
+        await episode(Address())
+
+
+async def test_blocking_agents_are_for_another_mode(episode) -> None:
+    class Blocking:
+        def run(self, data: Any) -> float:
+            return 1.0
+
+    with pytest.raises(WorkflowResolutionError, match=r"async def run.*mode=subproc"):
+        await episode(Blocking)
+
+
+def test_online_runs_no_agent_but_in_evaluation(tokenizer, scripted) -> None:
+    class Asks:
+        async def run(self, data: Any, client: ArealOpenAI) -> float:
+            await ask(client)
+            return 1.0
+
+    config = RolloutConfig(agent=AgentConfig(mode="online"))
+    with RolloutEngine(scripted, config, tokenizer=tokenizer) as rollout:
+        with pytest.raises(WorkflowResolutionError, match="mode=online runs no agent here"):
+            rollout.rollout_batch([{}], Asks)
+        assert rollout.rollout_batch([{}], Asks, is_eval=True)[0] is not None

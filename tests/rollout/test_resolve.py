@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from agent_rl.errors import WorkflowResolutionError
-from agent_rl.rollout.agent import AgentWorkflow, InlineSettings
+from agent_rl.rollout.agent import AgentSettings, AgentWorkflow
 from agent_rl.rollout.resolve import import_name, resolve_accept, resolve_workflow
 from agent_rl.rollout.workflow import RolloutWorkflow
 
-SETTINGS = InlineSettings(tokenizer=object())
+SETTINGS = AgentSettings(tokenizer=object())
 
 
 class Legacy(RolloutWorkflow):
@@ -74,7 +74,7 @@ def test_kwargs_of_an_agent_class_are_checked_at_once() -> None:
 
 def test_agent_without_a_tokenizer() -> None:
     with pytest.raises(WorkflowResolutionError, match="tokenizer"):
-        resolve_workflow(Agent, None, InlineSettings(tokenizer=None))
+        resolve_workflow(Agent, None, AgentSettings(tokenizer=None))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,170 @@
+"""The child process of one episode: construct the agent, run it, send back what it returned.
+
+    parent -> child   the order: agent, kwargs, data, address; then one answer for each reward
+    child -> parent   {"reward": [id or null, number]} ...; last {"returned": ...} or {"error": ...}
+
+One JSON object a line, over the standard pipes; what the agent prints goes to standard error. When
+the parent's end closes, however the parent ended, the whole process group dies. Kept light: the
+agent's own imports decide how fast a child starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import queue
+import runpy
+import signal
+import threading
+import traceback
+from collections.abc import Mapping
+from typing import IO, Any
+
+from agent_rl import workflow_context
+from agent_rl.errors import RewardError
+from agent_rl.record.reward import as_reward
+from agent_rl.rollout.arguments import wanted_arguments
+from agent_rl.rollout.blame import owner_of
+from agent_rl.types import JsonObject
+
+_EXCEPTIONS: dict[str, type[Exception]] = {
+    "KeyError": KeyError,
+    "RuntimeError": RuntimeError,
+    "ValueError": ValueError,
+}
+
+_is_child = False
+
+
+def is_child() -> bool:
+    """Whether this process runs one episode: a script that it imports must not train again."""
+    return _is_child
+
+
+class ParentLink:
+    """The pipes. A thread reads, so that the parent's end is noticed whatever the agent does."""
+
+    def __init__(self, incoming: IO[bytes], outgoing: IO[bytes]) -> None:
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._answers: queue.SimpleQueue[JsonObject] = queue.SimpleQueue()
+        self._turn = threading.Lock()
+        threading.Thread(target=self._read, name="agent-rl-parent", daemon=True).start()
+
+    def receive(self) -> JsonObject:
+        return self._answers.get()
+
+    def send(self, message: JsonObject) -> None:
+        self._outgoing.write(json.dumps(message).encode() + b"\n")
+        self._outgoing.flush()
+
+    def ask(self, message: JsonObject) -> JsonObject:
+        with self._turn:
+            self.send(message)
+            return self.receive()
+
+    def _read(self) -> None:
+        for line in self._incoming:
+            self._answers.put(json.loads(line))
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+class ChildSession:
+    """``session`` in a child process: rewards are set in the parent's record at once."""
+
+    def __init__(self, link: ParentLink) -> None:
+        self._link = link
+
+    def set_reward(self, interaction_id: str, reward: float) -> None:
+        """Raises KeyError for an unknown id, ValueError for what is not a finite number."""
+        self._set(interaction_id, reward)
+
+    def set_last_reward(self, reward: float) -> None:
+        """Raises RuntimeError when nothing is recorded yet; ValueError as ``set_reward``."""
+        self._set(None, reward)
+
+    def _set(self, interaction_id: str | None, reward: float) -> None:
+        answer = self._link.ask({"reward": [interaction_id, as_reward(reward)]})
+        if answer["error"] is not None:
+            raise _EXCEPTIONS[answer["error"]](answer["message"])
+
+
+def main() -> None:
+    """What ``child.py`` starts a fresh interpreter for."""
+    global _is_child
+    _is_child = True
+    link = ParentLink(os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb"))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # input() finds nothing to read
+    os.dup2(2, 1)
+    order = link.receive()
+    workflow_context.set(workflow_context.WorkflowContext(**order["context"]))
+    try:
+        agent = construct(order)
+        link.send({"returned": _plain(run(agent, order, ChildSession(link)))})
+    except RewardError as error:
+        link.send({"error": str(error), "owner": "reward", "traceback": ""})
+    except BaseException as error:  # the process's edge: the parent raises it as an EpisodeError
+        link.send(
+            {
+                "error": f"{type(error).__name__}: {error}",
+                "owner": owner_of(error),
+                "traceback": traceback.format_exc(),
+            }
+        )
+
+
+def construct(order: JsonObject) -> object:
+    """One instance of the agent's class, found by its module (or script) and name."""
+    first, *inner = order["name"].split(".")
+    if order["script"] is None:
+        found = getattr(importlib.import_module(order["module"]), first)
+    else:
+        # As multiprocessing does it: code under `if __name__ == "__main__"` does not run.
+        found = runpy.run_path(order["script"], run_name="__mp_main__")[first]
+    for name in inner:
+        found = getattr(found, name)
+    agent: object = found(**order["kwargs"])
+    return agent
+
+
+def run(agent: Any, order: JsonObject, session: ChildSession) -> object:
+    wanted = wanted_arguments(agent, order["name"])
+    available: dict[str, object] = {
+        "session": session,
+        "base_url": order["base_url"],
+        "api_key": order["api_key"],
+    }
+    if "http_client" in wanted.names or "client" in wanted.names:
+        available |= _clients(order, session, is_async=wanted.is_async)
+    arguments = {name: available[name] for name in wanted.names}
+    if wanted.is_async:
+        return asyncio.run(agent.run(order["data"], **arguments))
+    return agent.run(order["data"], **arguments)
+
+
+def _clients(order: JsonObject, session: ChildSession, *, is_async: bool) -> dict[str, object]:
+    """The SDK's own client at the episode's address, with the two methods that set rewards."""
+    import openai
+
+    address = {"base_url": order["base_url"], "api_key": order["api_key"]}
+    client = openai.AsyncOpenAI(**address) if is_async else openai.OpenAI(**address)
+    for name in ("set_reward", "set_last_reward"):
+        setattr(client, name, getattr(session, name))
+    http_client = openai.DefaultAsyncHttpxClient() if is_async else openai.DefaultHttpxClient()
+    return {"client": client, "http_client": http_client}
+
+
+def _plain(returned: object) -> float | dict[str, float] | None:
+    if returned is None:
+        return None
+    try:
+        if isinstance(returned, Mapping):
+            return {name: as_reward(reward) for name, reward in returned.items()}
+        return as_reward(returned)
+    except ValueError as error:
+        raise RewardError(
+            f"{error}; return a number or a dict of interaction id to number"
+        ) from None

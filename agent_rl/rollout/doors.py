@@ -1,0 +1,53 @@
+"""Doors: an address of its own for each episode whose agent needs one.
+
+A gateway on the loopback address is started by the first of them, on the episodes' own event loop;
+agents that take ``client`` or ``http_client`` never need it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from agent_rl.api.session import Session
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from agent_rl.gateway.server import Gateway
+    from agent_rl.gateway.sessions import Door
+
+
+class Doors:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        self._tokenizer = tokenizer
+        self._starting = asyncio.Lock()
+        self._gateway: Gateway | None = None
+
+    @asynccontextmanager
+    async def open(self, session: Session) -> AsyncIterator[Door]:
+        """Serve the session until the block ends; its key is worth nothing afterwards."""
+        gateway = await self._started(session)
+        door = gateway.attach(session)
+        try:
+            yield door
+        finally:
+            gateway.detach(door.session_id)
+
+    async def close(self) -> None:
+        if self._gateway is not None:
+            await self._gateway.close()
+            self._gateway = None
+
+    async def _started(self, session: Session) -> Gateway:
+        async with self._starting:
+            if self._gateway is None:
+                from agent_rl.gateway.server import Gateway  # a web server few runs need
+
+                assert self._tokenizer is not None, "agents are refused without a tokenizer"
+                gateway = Gateway(session.engine, self._tokenizer)
+                await gateway.start()
+                self._gateway = gateway
+            return self._gateway
