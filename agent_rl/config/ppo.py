@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agent_rl.config.actor import ActorConfig
 from agent_rl.config.critic import CriticConfig
@@ -71,3 +71,12 @@ class PPOConfig(Section):
     recover: RecoverConfig = RecoverConfig()
     evaluator: EvaluatorConfig = EvaluatorConfig()
     stats_logger: StatsLoggerConfig = StatsLoggerConfig()
+
+    @model_validator(mode="after")
+    def _journal_needs_recovery(self) -> PPOConfig:
+        if self.rollout.journal and self.recover.mode == "off":
+            raise ValueError(
+                "rollout.journal=true needs recover.mode=auto: only the state of a run says which "
+                "groups of the journal are trained"
+            )
+        return self
