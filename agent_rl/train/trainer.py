@@ -121,7 +121,6 @@ class PPOTrainer:
             seed=config.seed,
             dump=setup.trajectory_dump(config, self.tokenizer),
             journal=setup.run_dir(config, config.rollout.fileroot) / "rollout.journal",
-            journal=setup.run_dir(config, config.rollout.fileroot) / "rollout.journal",
         )
         spec = FinetuneSpec(
             total_train_epochs=-(-self.total_steps // len(self._loader)),
