@@ -8,6 +8,7 @@ beside a call, space around a text. Two clerks run at the same time, in step wit
 from __future__ import annotations
 
 import asyncio
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -60,19 +61,34 @@ class Stage:
 
     def play(self, agent: Callable[[], Any], *, export_style: str = "concat") -> None:
         """Run one episode of ``agent`` for each item, all at once."""
-        stage = self
 
-        class Watched:
+        async def watch(data: dict[str, Any], client: ArealOpenAI, **address: str) -> Any:
+            self.clients[data["item"]] = client
+            given = {"client": client, **address}
+            run = agent().run
+            wanted = given.keys() & inspect.signature(run).parameters.keys()
+            try:
+                return await run(data, **{name: given[name] for name in wanted})
+            except Exception as error:
+                self.errors[data["item"]] = error
+                raise
+            finally:
+                self._ended.add(data["item"])
+
+        class WithClient:
             async def run(self, data: dict[str, Any], client: ArealOpenAI) -> Any:
-                stage.clients[data["item"]] = client
-                try:
-                    return await agent().run(data, client=client)
-                except Exception as error:
-                    stage.errors[data["item"]] = error
-                    raise
-                finally:
-                    stage._ended.add(data["item"])
+                return await watch(data, client)
 
+        class WithAddress:
+            """The same record, and the port where it is served."""
+
+            async def run(
+                self, data: dict[str, Any], client: ArealOpenAI, base_url: str, api_key: str
+            ) -> Any:
+                return await watch(data, client, base_url=base_url, api_key=api_key)
+
+        wants_address = "base_url" in inspect.signature(agent().run).parameters
+        watched = WithAddress if wants_address else WithClient
         config = RolloutConfig(
             max_concurrent_rollouts=len(self._replies),
             episode_timeout_s=PATIENCE_S,
@@ -83,7 +99,7 @@ class Stage:
         engine = GuidedEngine([self._reply], tokenizer=self.tokenizer, repeat=True)
         data = [{"item": item, "count": 2} for item in self._replies]
         with RolloutEngine(engine, config, tokenizer=self.tokenizer) as rollout:
-            groups = rollout.rollout_batch(data, Watched)
+            groups = rollout.rollout_batch(data, watched)
             self.stats = rollout.export_stats()
         self.groups = dict(zip(self._replies, groups, strict=True))
 
