@@ -75,6 +75,27 @@ def train(
 
 
 @app.command()
+@click.option("--model", required=True, help="Hugging Face folder; small: the small model.")
+@click.option(
+    "--learn",
+    type=click.Choice(["binary", "opd", "combine"]),
+    help="Learn from the users' next messages: a judge's score, hints, or both.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8000, show_default=True, help="0: any free port.")
+@_overrides
+def serve(model: str, learn: str | None, host: str, port: int, overrides: tuple[str, ...]) -> None:
+    """Serve a local model as an OpenAI-compatible endpoint, learning from its users or not.
+
+    Example: agent-rl serve --model ./my-model --learn binary online.judge.votes=5
+    """
+    from agent_rl.serve import serve as serve_model
+    from agent_rl.serve import serve_config
+
+    serve_model(serve_config(model, learn=learn, host=host, port=port, overrides=overrides))
+
+
+@app.command()
 @click.argument("model")
 @click.option("--renderer", default="auto", show_default=True, help="Model family, or template.")
 @click.option("--tool-call-parser", default="auto", show_default=True)

@@ -28,6 +28,7 @@ RANKS = {
     "train": 6,
     "view": 6,
     "demo": 7,
+    "serve": 7,
     "cli": 8,
 }
 

@@ -88,6 +88,10 @@ class JudgeModel:
         count = self.config.votes if count is None else count
         return await asyncio.gather(*(self._vote(prompt) for _ in range(count)))
 
+    async def close(self) -> None:
+        """Close the connections to the judge."""
+        await self._client.close()
+
     async def _vote(self, prompt: str) -> str | None:
         async with self._slots:
             if self.is_exhausted:

@@ -106,9 +106,7 @@ class OnlineLearner:
                 turns.answered(interaction)
                 self.num_turns += 1
             stats_tracker.get("online").scalar(main_turn=float(call.turn_type == "main"))
-        if call.session_done:
-            self.on_session_end(call.session_id)
-        elif turns.is_ended:
+        if turns.is_ended:
             self._settle_rest(turns)
 
     def on_session_end(self, session_id: str) -> None:
@@ -143,6 +141,11 @@ class OnlineLearner:
     def num_waiting(self) -> int:
         """Samples that the trainer has not taken yet."""
         return len(self._queue)
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that are open."""
+        return len(self._sessions)
 
     @property
     def num_judging(self) -> int:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from agent_rl.client.areal_openai import ArealOpenAI
 from agent_rl.config import GatewayConfig, OnlineConfig
 from agent_rl.engine.base import InferenceEngine
+from agent_rl.errors import ConfigError
 from agent_rl.gateway.server import Gateway
 from agent_rl.online.hints import HintJudge, HintSource
 from agent_rl.online.judge import TurnJudge
@@ -47,7 +48,8 @@ class OnlineService:
         top_k: the teacher's most likely tokens to distil; 0: only the sampled one.
 
     Raises:
-        ConfigError: a prompt template or the address cannot be used, or the engine cannot score.
+        ConfigError: a prompt template or the address cannot be used, the engine cannot score, or
+            the gateway's journal would store what is to be redacted.
     """
 
     def __init__(
@@ -64,6 +66,8 @@ class OnlineService:
         top_k: int = 0,
     ) -> None:
         self.config = config = config or OnlineConfig()
+        _check_privacy(config, gateway)
+        self._engine = engine
         self.judge_model = _judge_model(engine, tokenizer, config)
         needs_score, needs_hint = config.method != "opd", config.method != "binary"
         store = None
@@ -77,7 +81,7 @@ class OnlineService:
         self.learner = OnlineLearner(
             config,
             judge=(judge or TurnJudge(model)) if needs_score else None,
-            hints=hints,
+            hints=hints if needs_hint else None,
             teacher=teacher,
             store=store,
         )
@@ -89,6 +93,16 @@ class OnlineService:
     def base_url(self) -> str:
         """Where an OpenAI client finds the model."""
         return self.gateway.base_url
+
+    @property
+    def api_key(self) -> str:
+        """For users; sessions are named by X-Session-Id."""
+        return self.gateway.api_key
+
+    @property
+    def version(self) -> int:
+        """Of the weights that are served."""
+        return self._engine.get_version()
 
     def start(self) -> None:
         """Raises ConfigError when the address cannot be bound."""
@@ -108,6 +122,7 @@ class OnlineService:
         if self._loop is not None:
             self._call(self.gateway.close())
             self._call(self.learner.close())
+            self._call(self.judge_model.close())
             self._end_thread()
 
     def __enter__(self) -> Self:
@@ -126,8 +141,12 @@ class OnlineService:
         return self.learner.updating()
 
     def forget(self, *, session_id: str | None = None, user_id: str | None = None) -> int:
-        """See ``OnlineLearner.forget``."""
-        return self._call(self.learner.forget(session_id=session_id, user_id=user_id))
+        """Delete all that is held of a session, or of a user: record, samples and stored turns.
+
+        Returns how many there were. Raises ValueError unless exactly one of both is given.
+        """
+        count = self._call(self.learner.forget(session_id=session_id, user_id=user_id))
+        return count + self._call(self.gateway.forget(session_id=session_id, user_id=user_id))
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         assert self._loop is not None, "the service was not started"
@@ -140,6 +159,14 @@ class OnlineService:
         thread.join()
         loop.close()
         self._loop = self._thread = None
+
+
+def _check_privacy(config: OnlineConfig, gateway: GatewayConfig | None) -> None:
+    if gateway is not None and gateway.journal is not None and config.privacy.redact:
+        raise ConfigError(
+            "gateway.journal keeps conversations word for word, token ids too; set it to null, "
+            "or online.privacy.redact=false to allow it"
+        )
 
 
 def _judge_model(

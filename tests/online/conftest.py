@@ -86,6 +86,8 @@ class Conversation:
             )
         )
         self.listener.on_answer(call, name)
+        if call.session_done:
+            self.listener.on_session_end(call.session_id)
         return message
 
     def say(self, text: str, answer: str, **options: object) -> JsonObject:

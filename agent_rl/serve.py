@@ -1,0 +1,143 @@
+"""``agent-rl serve``: a local model as an OpenAI-compatible endpoint that may learn from its users.
+
+Puts the parts together and shows what goes on; what is served is the gateway's, what is learnt the
+trainer's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from agent_rl.config import PPOConfig, load_config
+from agent_rl.engine.loading import load_tokenizer
+from agent_rl.engine.small_model import small_model
+from agent_rl.gateway.server import Gateway
+from agent_rl.online.service import OnlineService
+from agent_rl.train import setup
+from agent_rl.train.trainer import PPOTrainer, StepReport
+
+_REFRESHES_PER_S = 2
+# One pass over 16 turns at a small learning rate; turns are groups of one, so the baseline is the
+# running mean of earlier rewards.
+_LEARNING = (
+    "rollout.agent.mode=online",
+    "rollout.consumer_batch_size=16",
+    "total_train_steps=1000000",
+    "actor.optimizer.lr=1e-5",
+    "actor.optimizer.warmup_steps_proportion=0.0",
+    "actor.reward_norm={mean_level: running, std_level: null}",
+)
+
+
+def serve_config(
+    model: str,
+    *,
+    learn: str | None,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    overrides: Sequence[str] = (),
+) -> PPOConfig:
+    """The settings of ``serve``, then the user's overrides. ``small`` is the small model."""
+    path = str(small_model()) if model == "small" else model
+    settings = [
+        f"tokenizer_path={json.dumps(path)}",
+        "experiment_name=serve",
+        "stats_logger.console=false",
+        f"gateway.host={json.dumps(host)}",
+        f"gateway.port={port}",
+    ]
+    if learn is not None:
+        settings += [*_LEARNING, f"online.method={learn}"]
+    if learn in ("opd", "combine"):
+        settings.append("actor.distillation.weight=1.0")
+    return load_config(None, [*settings, *overrides])
+
+
+def serve(config: PPOConfig, console: Console | None = None) -> None:
+    """Serve until Ctrl-C, or until all steps are done. The weights learnt are kept at the end."""
+    console = console or Console()
+    if config.rollout.agent.mode == "online":
+        _serve_and_learn(config, console)
+    else:
+        _serve_only(config, console)
+
+
+def _serve_only(config: PPOConfig, console: Console) -> None:
+    tokenizer = load_tokenizer(setup.model_path(config))
+    engine, _ = setup.engine_and_model(config, tokenizer, None)
+    gateway = Gateway(engine, tokenizer, config.gateway)
+    try:
+        with gateway.run_in_thread():
+            _announce(console, gateway)
+            threading.Event().wait()
+    finally:
+        asyncio.run(engine.close())
+
+
+def _serve_and_learn(config: PPOConfig, console: Console) -> None:
+    with PPOTrainer(config) as trainer:
+        source = trainer.source
+        assert source is not None, "mode=online makes a source"
+        _announce(console, source.gateway)
+        console.print(
+            f"learning from conversations: {config.online.method}, "
+            f"{config.rollout.consumer_batch_size} turns a step -> {trainer.run_dir}/"
+        )
+        reports: list[StepReport] = []
+
+        def line() -> Text:
+            return Text(status_line(source, reports[-1] if reports else None))
+
+        def show(report: StepReport) -> None:
+            reports[:] = [report]
+            if not console.is_terminal:
+                console.print(line())
+
+        with _live_line(console, line):
+            trainer.train(on_step=show)
+
+
+def status_line(service: OnlineService, report: StepReport | None) -> str:
+    """Sessions, turns, queue, votes, version of the weights and the last step's mean reward."""
+    learner, usage = service.learner, service.judge_model.usage
+    reward = report.stats.get("online/reward") if report is not None else None
+    return "  ".join(
+        [
+            f"sessions {learner.num_sessions}",
+            f"turns {learner.num_turns} ({learner.num_judging} being judged)",
+            f"queue {learner.num_waiting}",
+            f"votes {usage.votes} ({usage.failed} failed)",
+            f"version {service.version}",
+            f"reward {'-' if reward is None else format(reward, '+.2f')}",
+        ]
+    )
+
+
+def _announce(console: Console, gateway: Gateway) -> None:
+    console.print(f"serving at  [bold]{gateway.base_url}[/]", highlight=False)
+    console.print(f"api key     [bold]{gateway.api_key}[/]", highlight=False)
+    console.print(f"admin key   {gateway.admin_key}", highlight=False)
+    console.print("name each conversation in the header X-Session-Id; Ctrl-C stops")
+
+
+@contextmanager
+def _live_line(console: Console, line: Callable[[], Text]) -> Iterator[None]:
+    """The line at the bottom of a terminal, always up to date; nothing elsewhere."""
+    if not console.is_terminal:
+        yield
+        return
+    with Live(
+        console=console,
+        get_renderable=line,
+        refresh_per_second=_REFRESHES_PER_S,
+        transient=True,
+    ):
+        yield
