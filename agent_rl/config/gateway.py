@@ -17,6 +17,8 @@ def _header_safe(key: str) -> str:
 
 
 Key = Annotated[str, Field(min_length=1), AfterValidator(_header_safe)]
+# Without the colon that stands between the user and the name in a session's id.
+UserId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._~@+-]{1,100}$")]
 
 
 class GatewayConfig(Section):
@@ -32,7 +34,7 @@ class GatewayConfig(Section):
     api_key: Key | None = Field(
         None, repr=False, description="for requests without a session's key; null: a random one"
     )
-    user_keys: dict[str, Key] = Field(
+    user_keys: dict[UserId, Key] = Field(
         default_factory=dict,
         repr=False,
         description="user id -> key, each with sessions of its own",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 from agent_rl.api.body import parse_body
@@ -14,6 +15,8 @@ from agent_rl.gateway.lifecycle import Lifecycle
 from agent_rl.gateway.serving import CallServer
 from agent_rl.gateway.sessions import Sessions
 from agent_rl.gateway.wire import Channel, ClientGoneError, Head, Receive, Scope, Send, read_head
+
+logger = logging.getLogger(__name__)
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -51,6 +54,9 @@ class GatewayApp:
         except ClientGoneError:
             self._counters.num_hung_up += 1
             return
+        except Exception:  # the process edge: a fault of ours costs this one call
+            logger.exception("a request to %s failed", endpoint)
+            status = await self._refuse(AgentRLError("internal error; see the log"), path, channel)
         finally:
             self._counters.num_running -= 1
         self._counters.served(endpoint, status, time.perf_counter() - start)
