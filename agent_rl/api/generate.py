@@ -20,7 +20,7 @@ from agent_rl.api.turn import Turn
 from agent_rl.engine.base import token_budget
 from agent_rl.errors import ContextLengthError, EpisodeError, RequestError, boundary
 from agent_rl.record.plan import PromptPlan
-from agent_rl.tokens.family import FamilyReader
+from agent_rl.tokens.family_reader import FamilyReader
 from agent_rl.tokens.parse import MessageReader, ParsedMessage
 from agent_rl.tokens.tool_formats import ParsedToolCall
 from agent_rl.types import JsonObject, ModelRequest, ModelResponse

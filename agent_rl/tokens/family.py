@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from agent_rl.errors import ConfigError, TokenError
 from agent_rl.tokens import json_text
 from agent_rl.tokens.bridge import NoBridge
 from agent_rl.tokens.messages import arguments_value, normal_messages, normal_tools
-from agent_rl.tokens.parse import MessageDelta, ParsedMessage
+from agent_rl.tokens.parse import ParsedMessage
 from agent_rl.tokens.render import Rendering
 from agent_rl.tokens.tool_formats import ParsedToolCall
 from agent_rl.tokens.vocabulary import Vocabulary
-from agent_rl.types import JsonObject, StopReason
+from agent_rl.types import JsonObject
 
 _REFUSALS = (
     *(TypeError, ValueError, LookupError, AttributeError, AssertionError),
@@ -36,6 +36,8 @@ ALIASES: Mapping[str, str] = {
     "minimax": "minimax-m2",
     "minimax_m2": "minimax-m2",
 }
+# Their answers are text, maybe behind <think> tags, up to a token that opens the tool calls.
+OPENS_WITH_TEXT = frozenset({"deepseek-r1", "deepseek-v3", "kimi-k2", "kimi-k2.5", "minimax-m2"})
 # The families whose tool calls have one of our wire formats; ours also read them while streaming.
 WIRE_FORMATS: Mapping[str, str] = {
     "qwen3": "hermes",
@@ -213,57 +215,6 @@ class Family:
             if parent[start] == opener[0] and parent[start : start + len(opener)] == opener:
                 return start + len(opener)
         return None
-
-
-class FamilyParser(Protocol):
-    """Reads a whole completion: a ``Family``, or ``harmony.Harmony``."""
-
-    def parse(
-        self,
-        output_ids: Sequence[int],
-        tools: Sequence[JsonObject] | None,
-        prompt_ids: Sequence[int] | None,
-    ) -> ParsedMessage: ...
-
-
-class FamilyReader:
-    """Reads a completion whose wire format is not ours: all at its end.
-
-    The same surface as ``MessageReader``; nothing can be shown before ``finish``.
-    """
-
-    def __init__(
-        self,
-        family: FamilyParser,
-        tools: Sequence[JsonObject] | None,
-        stop: Sequence[str],
-        prompt_ids: Sequence[int] | None,
-    ) -> None:
-        self.message = ParsedMessage()
-        self._family = family
-        self._tools = tools
-        self._stop = stop
-        self._prompt_ids = prompt_ids
-        self._ids: list[int] = []
-
-    def feed(self, token_ids: Sequence[int]) -> MessageDelta:
-        self._ids += token_ids
-        return MessageDelta()
-
-    def finish(self, stop_reason: StopReason = "stop") -> MessageDelta:
-        parsed = self._family.parse(self._ids, self._tools, self._prompt_ids)
-        content = parsed.content.rstrip("\ufffd")
-        cuts = [place for stop in self._stop if stop and (place := content.find(stop)) >= 0]
-        self.message = ParsedMessage(
-            content=content[: min(cuts, default=len(content))],
-            reasoning_content=parsed.reasoning_content,
-            tool_calls=parsed.tool_calls,
-        )
-        return MessageDelta(
-            content=self.message.content,
-            reasoning_content=self.message.reasoning_content or "",
-            tool_calls=self.message.tool_calls,
-        )
 
 
 def message_of(parsed: Any, tools: Sequence[JsonObject] | None) -> ParsedMessage:

@@ -17,13 +17,14 @@ from agent_rl.tokens import tool_parsers
 from agent_rl.tokens.bridge import NoBridge, TemplateBridge
 from agent_rl.tokens.family import (
     ALIASES,
+    OPENS_WITH_TEXT,
     WIRE_FORMATS,
     Family,
-    FamilyReader,
     family_names,
     family_of,
 )
-from agent_rl.tokens.harmony import Harmony
+from agent_rl.tokens.family_reader import FamilyReader, Preview, TextPreview
+from agent_rl.tokens.harmony import Harmony, HarmonyPreview
 from agent_rl.tokens.parse import (
     MessageReader,
     ParsedMessage,
@@ -180,7 +181,13 @@ class ChatFormat:
     ) -> MessageReader | FamilyReader:
         """Reads one completion while it arrives: ``feed(ids)``, ``finish(stop_reason)``."""
         if self._reader is not None:
-            return FamilyReader(self._reader, tools, stop, prompt_ids)
+            return FamilyReader(
+                self._reader,
+                self._preview(self._reader, stop, prompt_ids),
+                tools=tools,
+                stop=stop,
+                prompt_ids=prompt_ids,
+            )
         return MessageReader(
             self.vocabulary,
             end_ids=self._end_ids,
@@ -192,6 +199,28 @@ class ChatFormat:
             opening=self._opening,
             is_reasoning=self._is_reasoning(prompt_ids),
         )
+
+    def _preview(
+        self, parser: Family | Harmony, stop: Sequence[str], prompt_ids: Sequence[int] | None
+    ) -> Preview | None:
+        """What may be shown before ``parser`` has read the whole; None where nothing is sure."""
+        if isinstance(parser, Harmony):
+            return HarmonyPreview(self.vocabulary, parser) if not stop else None
+        if parser.name not in OPENS_WITH_TEXT:
+            return None
+        think = reasoning_format("think")
+        opened = self.vocabulary.decode(prompt_ids[-16:]) if prompt_ids is not None else ""
+        reader = MessageReader(
+            self.vocabulary,
+            end_ids=self._end_ids,
+            reasoning=think,
+            stop=stop,
+            prompt_ids=prompt_ids,
+            is_reasoning=_ends_open(opened, think),
+            is_trimmed=True,
+        )
+        tags = [self.vocabulary.id_of(tag) for tag in (think.open, think.close)]
+        return TextPreview(reader, self.vocabulary, [*tags, *self._end_ids])
 
     @property
     def is_fallback(self) -> bool:

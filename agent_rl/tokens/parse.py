@@ -30,6 +30,7 @@ class ReasoningFormat:
 
 
 _SPACE = " \t\r\n"
+ANY_SPACE = "".join(char for char in map(chr, range(0x3001)) if char.isspace())
 _THINK = ReasoningFormat()
 # Names that SGLang (`--reasoning-parser`) and vLLM use; all of them write <think> tags.
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
@@ -84,7 +85,7 @@ class _Phase(Enum):
 
 
 @dataclass(slots=True)
-class _Edge:
+class Edge:
     """Cuts whitespace off the ends of a text that arrives in pieces."""
 
     start_chars: str
@@ -112,6 +113,7 @@ class MessageReader:
         opening: space that the template itself writes before the text of an answer. A completion
             that begins with it has it from there; in the message it would be written twice.
         is_reasoning: the prompt ended inside reasoning.
+        is_trimmed: no space is shown around reasoning and content.
     """
 
     def __init__(
@@ -126,6 +128,7 @@ class MessageReader:
         prompt_ids: Sequence[int] | None = None,
         opening: str = "",
         is_reasoning: bool = False,
+        is_trimmed: bool = False,
     ) -> None:
         tags = (reasoning.open, reasoning.close) if reasoning else ()
         markers = (*tags, *(tool_format.markers if tool_format else ()))
@@ -140,8 +143,12 @@ class MessageReader:
         self._place = 0
         self._searched = 0
         self._cut: int | None = None
-        self._thoughts = _Edge("\n", "\n")
-        self._content = _Edge("", _SPACE if self._format else "")
+        self._is_trimmed = is_trimmed
+        self._thoughts = Edge("\n", "\n")
+        self._content = Edge("", _SPACE if self._format else "")
+        if is_trimmed:
+            self._thoughts = Edge(ANY_SPACE, ANY_SPACE)
+            self._content = Edge(ANY_SPACE, ANY_SPACE)
         self._has_reasoned = False
         self._has_content = False
         self._parts: list[MessageDelta] = []
@@ -215,7 +222,7 @@ class MessageReader:
         if closed >= 0:
             self._place += len(closer)
             self._phase = _Phase.CONTENT
-            self._content.start_chars = "\n"
+            self._content.start_chars = ANY_SPACE if self._is_trimmed else "\n"
 
     def _is_opened(self, end: int, is_final: bool) -> bool:
         """Skip the template's own space; false while it is not clear whether it is there."""
@@ -248,7 +255,7 @@ class MessageReader:
             self._place = scan.resume
         if self._format is None:
             self._show(end)
-        if is_final and not self._has_calls:
+        if is_final and not self._has_calls and not self._is_trimmed:
             self._add(MessageDelta(content=self._content.held))
             self._content.held = ""
 

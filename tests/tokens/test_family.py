@@ -7,7 +7,9 @@ from functools import cache
 from typing import Any
 
 import pytest
-from families import Family, family_tokenizer, new_tokenizer
+from families import FAMILIES, Family, family_tokenizer, new_tokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agent_rl.errors import ConfigError, TokenError
 from agent_rl.tokens.bridge import NoBridge
@@ -202,3 +204,73 @@ def test_gpt_oss_channels_are_read_with_its_own_template() -> None:
     assert format.parse(ids, tools=TOOLS).tool_calls == (("add", '{"a":  1.0}'),)
     assert format.parse(ids[:-4], tools=TOOLS, stop_reason="length").tool_calls == ()
     assert format.decoder(stop=("o",)).feed(ids).content == ""
+
+
+CALLS = {
+    "kimi-k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0"
+    '<|tool_call_argument_begin|>{"a": "b"}<|tool_call_end|><|tool_calls_section_end|>',
+    "minimax-m2": '<minimax:tool_call>\n<invoke name="add">\n<parameter name="a">b</parameter>\n'
+    "</invoke>\n</minimax:tool_call>",
+}
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_a_familys_text_is_shown_as_it_comes(name: str) -> None:
+    """Reasoning and text leave before the call is there; the space around them does not."""
+    format = ChatFormat.of(tokenizer(), renderer=name)
+    prompt = format.render([USER], TOOLS)
+    thought = "" if format.decode(prompt).rstrip().endswith("<think>") else "<think>"
+    text = f"{thought}hm \n</think>\n\n yo so \n{CALLS[name]}"
+    output = (*format.vocabulary.encode(text), format.stop_token_ids[0])
+    reader = format.decoder(tools=TOOLS, prompt_ids=prompt)
+    deltas = [reader.feed([token_id]) for token_id in output]
+    last = reader.finish()
+    assert "".join(delta.reasoning_content for delta in deltas) == "hm"
+    assert "".join(delta.content for delta in deltas) == "yo so"
+    assert (last.content, last.reasoning_content) == ("", "")
+    assert last.tool_calls == (("add", '{"a": "b"}'),)
+    assert reader.message == format.parse(output, tools=TOOLS, prompt_ids=prompt)
+
+
+def test_channels_are_shown_as_they_come() -> None:
+    format = ChatFormat.of(family_tokenizer("gpt_oss"))
+    text = (
+        "<|channel|>analysis<|message|> hm <|end|><|start|>assistant<|channel|>final<|message|>"
+        " yo so \n<|end|><|start|>assistant<|channel|>commentary to=functions.add "
+        '<|constrain|>json<|message|>{"a": 1}<|call|>'
+    )
+    reader = format.decoder(tools=TOOLS)
+    deltas = [reader.feed([token_id]) for token_id in format.vocabulary.encode(text)]
+    assert "".join(delta.reasoning_content for delta in deltas) == "hm"
+    assert "".join(delta.content for delta in deltas) == "yo so"
+    assert reader.finish().tool_calls == (("add", '{"a": 1}'),)
+
+
+FRAGMENTS = (
+    *("yo", " ", "\n", "<think>", "</think>", "\u00e9", "<", "think>", "{", "<|im_end|>"),
+    *("<minimax:tool_call>", "</minimax:tool_call>", "<|tool_calls_section_begin|>"),
+    *("<|tool_call_begin|>", "<|tool_call_end|>", "<|channel|>", "<|message|>", "<|start|>"),
+    *("final", "analysis", "<|end|>", "<|return|>", "<|call|>", "commentary to=functions.add"),
+    *CALLS.values(),
+)
+
+
+@pytest.mark.parametrize("name", ["kimi-k2", "minimax-m2", "gpt_oss", "deepseek_v3"])
+@settings(max_examples=60, deadline=None)
+@given(parts=st.lists(st.sampled_from(FRAGMENTS), max_size=10), size=st.integers(1, 4))
+def test_what_a_stream_shows_is_the_message(name: str, parts: list[str], size: int) -> None:
+    """Whatever a model writes: nothing that was shown is missing from the message, or twice."""
+    is_template = name in FAMILIES
+    format = ChatFormat.of(
+        family_tokenizer(name) if is_template else tokenizer(),
+        renderer="template" if is_template else name,
+    )
+    prompt = format.render([USER])
+    output = format.vocabulary.encode("".join(parts))
+    reader = format.decoder(tools=TOOLS, prompt_ids=prompt)
+    deltas = [reader.feed(output[i : i + size]) for i in range(0, len(output), size)]
+    deltas.append(reader.finish())
+    assert "".join(delta.content for delta in deltas) == reader.message.content
+    reasoning = "".join(delta.reasoning_content for delta in deltas)
+    assert reasoning == (reader.message.reasoning_content or "")
+    assert reader.message == format.parse(output, tools=TOOLS, prompt_ids=prompt)
