@@ -9,6 +9,7 @@ Knows nothing of how rows were collected; what the loss is, objective.py says.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,6 +29,8 @@ from agent_rl.train.metrics import StepRecord, TokenRecord
 from agent_rl.train.objective import Component, Evidence, Predictions, components
 from agent_rl.train.optimizer import Optimizer
 from agent_rl.train.reference import Reference
+from agent_rl.train.sharding import run_pass, shard
+from agent_rl.train.team import Team
 
 logger = logging.getLogger(__name__)
 
@@ -64,11 +67,13 @@ class Actor:
         temperature: float,
         reference: Reference | None = None,
         critic: Critic | None = None,
+        team: Team | None = None,
     ) -> None:
         self.model = model
         self.config = config
         self.temperature = temperature
         self.critic = critic
+        self._team = team or Team()
         self._uses_reference = bool(config.kl_ctl or config.kl_loss_coef)
         if self._uses_reference and reference is None:
             raise ValueError("actor.kl_ctl and actor.kl_loss_coef need a reference")
@@ -78,6 +83,7 @@ class Actor:
         self._dtype = torch.promote_types(model.dtype, torch.float32)
         model.eval()
         check_model(model)
+        shard(model, self._team)
         trunk = model.base_model
         self._trunk = torch.compile(trunk, dynamic=True) if config.compile else trunk
         parameters = list(model.parameters())
@@ -118,15 +124,16 @@ class Actor:
             record = TokenRecord.empty(
                 batch.loss_mask.to(self._device), estimate.advantages.to(self._device, self._dtype)
             )
+            start = time.perf_counter()
             with stats_tracker.record_timing("train_step/actor"):
                 steps = [
                     self._step(batch, rows, evidence, record)
                     for rows in minibatches(batch, config.ppo_n_minibatches)
                 ]
-        metrics.record_update(batch, record, steps, self._optimizer.lr)
+        record.add_up(self._own_tokens(batch), self._team)
+        seconds = time.perf_counter() - start
+        metrics.record_update(batch, record, steps, lr=self._optimizer.lr, seconds=seconds)
         self._update_critic(batch, values, estimate.returns)
-        for warning in metrics.find_faults(batch, record):
-            logger.warning(warning)
         self._optimizer.end_update()
         return UpdateReport(
             num_steps=len(steps),
@@ -233,6 +240,7 @@ class Actor:
                 batch.without_choices(),
                 temperature=self.temperature,
                 max_tokens=config.max_tokens_per_mb,
+                team=self._team,
             )
 
     @property
@@ -240,13 +248,15 @@ class Actor:
         return self.config.prox_logp_method == "loglinear"
 
     def _micro_batches(self, batch: Batch, rows: Sequence[int]) -> Iterator[MicroBatch]:
+        """This process's passes over these rows."""
         config = self.config
-        for micro_batch in micro_batches(
+        own = micro_batches(
             batch,
-            rows,
+            self._team.own_rows(batch, rows),
             max_tokens=config.max_tokens_per_mb,
             share_prefixes=config.tree_packing == "auto",
-        ):
+        )
+        for micro_batch in self._team.even(own, batch):
             yield micro_batch.to(self._device)
 
     def _step(
@@ -266,7 +276,7 @@ class Actor:
         parts = components(
             config, None if shared is None else shared.config, batch, mask, evidence, record
         )
-        step = StepRecord()
+        step = StepRecord(losses={part.name: torch.zeros(()) for part in parts})
         for micro_batch in self._micro_batches(batch, rows):
             predictions = self._predict(batch, micro_batch, evidence)
             self._backward(parts, predictions, step)
@@ -278,6 +288,7 @@ class Actor:
             )
             step.num_micro_batches += 1
             step.num_computed_tokens += len(micro_batch.input_ids)
+        step.add_up(self._team)
         if step.num_micro_batches:
             step.grad_norm, step.is_successful = self._optimizer.step()
             if not step.is_successful:
@@ -286,15 +297,11 @@ class Actor:
 
     def _predict(self, batch: Batch, micro_batch: MicroBatch, evidence: Evidence) -> Predictions:
         """What the weights say now of the trained tokens of the micro-batch."""
-        hidden = hidden_states(self._trunk, micro_batch)
-        logprobs, entropies = logprobs_of(self.model, hidden, micro_batch, self.temperature)
+        logprobs, entropies, values = run_pass(self.model, self._forward, micro_batch)
         here, slots = micro_batch.tokens, micro_batch.slots
         logprobs, choices = logprobs[slots], None
         if logprobs.ndim == 2:
             logprobs, choices = logprobs[:, 0], logprobs[:, 1:]
-        values = None
-        if self.critic is not None and self.critic.is_shared:
-            values = self.critic.head.values(hidden[micro_batch.predictors])[slots]
         return Predictions(
             places=here,
             rows=micro_batch.rows,
@@ -302,8 +309,16 @@ class Actor:
             old=self._old(logprobs.detach(), here, batch, evidence),
             entropies=entropies[slots],
             choices=choices,
-            values=values,
+            values=None if values is None else values[slots],
         )
+
+    def _forward(self, micro_batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Log-probs, entropies and, of a shared trunk, values; of what is predicted."""
+        hidden = hidden_states(self._trunk, micro_batch)
+        logprobs, entropies = logprobs_of(self.model, hidden, micro_batch, self.temperature)
+        if self.critic is None or not self.critic.is_shared:
+            return logprobs, entropies, None
+        return logprobs, entropies, self.critic.head.values(hidden[micro_batch.predictors])
 
     def _old(self, new: Tensor, here: Tensor, batch: Batch, evidence: Evidence) -> Tensor:
         """[M] the denominator of the ratio."""
@@ -328,11 +343,25 @@ class Actor:
         self, parts: Sequence[Component], predictions: Predictions, step: StepRecord
     ) -> None:
         """Add the gradient of these tokens; the sum over micro-batches is the minibatch's."""
-        totals = {part.name: part.total(predictions) for part in parts}
-        torch.autograd.backward(sum(totals.values(), predictions.new.new_zeros(())))
+        totals: dict[str, Tensor] = {}
+        if len(predictions.places):
+            totals = {part.name: part.total(predictions) for part in parts}
+            total = sum(totals.values(), predictions.new.new_zeros(()))
+        else:  # an idle pass: the sum of nothing, whose gradient is 0 for every parameter
+            total = predictions.new.sum()
+            if predictions.values is not None:
+                total = total + predictions.values.sum()
+        torch.autograd.backward(total)
         self._optimizer.collect()
         for name, total in totals.items():
             step.add_loss(name, total)
+
+    def _own_tokens(self, batch: Batch) -> Tensor:
+        """[T] those that this process computes in an update."""
+        own = torch.zeros(batch.num_rows, dtype=torch.bool)
+        for rows in minibatches(batch, self.config.ppo_n_minibatches):
+            own[self._team.own_rows(batch, rows)] = True
+        return batch.to_tokens(own).to(self._device)
 
 
 def _end_ids(model: Any) -> tuple[int, ...]:

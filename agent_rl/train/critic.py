@@ -8,6 +8,7 @@ critic and the value loss is a component of the actor's loss.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from agent_rl.train.estimator import Values
 from agent_rl.train.forward import hidden_states, segment_attention
 from agent_rl.train.metrics import StepRecord
 from agent_rl.train.optimizer import Optimizer
+from agent_rl.train.sharding import run_pass, shard
+from agent_rl.train.team import Team
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +49,19 @@ class Critic:
     With ``config.trunk=shared`` it is the actor's, and ``update`` may not be called.
     """
 
-    def __init__(self, model: Any, config: CriticConfig, *, total_steps: int) -> None:
+    def __init__(
+        self, model: Any, config: CriticConfig, *, total_steps: int, team: Team | None = None
+    ) -> None:
         self.config = config
+        self._model = model
         self._trunk = model.base_model
+        self._team = team or Team()
         self.head = ValueHead(self._trunk)
+        shard(self.head, self._team)
         self._optimizer = None
         if not self.is_shared:
             self._trunk.eval()
+            shard(self._model, self._team)
             parameters = [*self._trunk.parameters(), *self.head.parameters()]
             self._optimizer = Optimizer(parameters, config.optimizer, total_steps=total_steps)
 
@@ -66,12 +75,13 @@ class Critic:
         before = torch.zeros(batch.num_tokens, dtype=torch.float64)
         after = torch.zeros_like(before)
         with segment_attention(self._trunk):
-            for part in self._micro_batches(batch, list(range(batch.num_rows))):
-                values = self.head.values(hidden_states(self._trunk, part)).double().cpu()
+            for part in self._micro_batches(batch, range(batch.num_rows)):
+                values = run_pass(self._model, self._predict, part).double().cpu()
                 predictors, slots = part.predictors.cpu(), part.slots.cpu()
                 before[part.tokens.cpu()] = values[predictors][slots]
                 after[part.tokens.cpu()] = values[part.nodes.cpu()]
-        return Values(before=before, after=after)
+        add_up = self._team.add_up
+        return Values(before=add_up(before), after=add_up(after))
 
     def update(self, batch: Batch, values: Values, returns: Tensor) -> None:
         """One pass over the batch; metrics go to ``stats_tracker`` under ``ppo_critic``."""
@@ -109,14 +119,19 @@ class Critic:
             self._trunk.load_state_dict(state["trunk"])
             self._optimizer.load_state_dict(state["optimizer"])
 
-    def _micro_batches(self, batch: Batch, rows: list[int]) -> list[MicroBatch]:
+    def _micro_batches(self, batch: Batch, rows: Sequence[int]) -> list[MicroBatch]:
+        batch = batch.without_choices()
         parts = micro_batches(
-            batch.without_choices(),
-            rows,
+            batch,
+            self._team.own_rows(batch, rows),
             max_tokens=self.config.max_tokens_per_mb,
             share_prefixes=True,
         )
-        return [part.to(self._trunk.device) for part in parts]
+        return [part.to(self._trunk.device) for part in self._team.even(parts, batch)]
+
+    def _predict(self, micro_batch: MicroBatch) -> Tensor:
+        """[N] the value after each node."""
+        return self.head.values(hidden_states(self._trunk, micro_batch))
 
     def _step(self, batch: Batch, rows: list[int], old: Tensor, returns: Tensor) -> StepRecord:
         assert self._optimizer is not None, "a shared trunk is trained by the actor"
@@ -130,7 +145,7 @@ class Critic:
         )
         step = StepRecord()
         for part in self._micro_batches(batch, rows):
-            predicted = self.head.values(hidden_states(self._trunk, part))
+            predicted = run_pass(self._model, self._predict, part)
             values = predicted[part.predictors][part.slots]
             places = part.tokens.cpu()
             losses = loss.value_loss(
@@ -146,6 +161,7 @@ class Critic:
             self._optimizer.collect()
             step.add_loss("value", total)
             step.num_micro_batches += 1
+        step.add_up(self._team)
         if step.num_micro_batches:
             step.grad_norm, step.is_successful = self._optimizer.step()
             if not step.is_successful:

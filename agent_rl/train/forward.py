@@ -19,6 +19,8 @@ from transformers import AttentionInterface
 
 from agent_rl.errors import ConfigError
 from agent_rl.train.batch import Batch, MicroBatch, micro_batches
+from agent_rl.train.sharding import run_pass
+from agent_rl.train.team import Team
 from agent_rl.train.tree import Segment
 
 _ATTENTION = "agent_rl_segments"
@@ -69,16 +71,20 @@ def logprobs_of(
 
 
 @torch.no_grad()
-def score(model: Any, batch: Batch, *, temperature: float, max_tokens: int) -> Tensor:
+def score(
+    model: Any, batch: Batch, *, temperature: float, max_tokens: int, team: Team | None = None
+) -> Tensor:
     """[T] log-probs of the trained tokens, 0 elsewhere. Inside ``segment_attention`` only."""
+    team = team or Team()
     dtype = torch.promote_types(model.dtype, torch.float32)
     logprobs = torch.zeros(batch.num_tokens, dtype=dtype, device=model.device)
-    every = range(batch.num_rows)
-    for part in micro_batches(batch, every, max_tokens=max_tokens, share_prefixes=True):
+    own = team.own_rows(batch, range(batch.num_rows))
+    parts = micro_batches(batch, own, max_tokens=max_tokens, share_prefixes=True)
+    for part in team.even(parts, batch):
         here = part.to(model.device)
-        predicted, _ = predicted_logprobs(model, here, temperature)
+        predicted, _ = run_pass(model, predicted_logprobs, model, here, temperature)
         logprobs[here.tokens] = predicted[here.slots]
-    return logprobs
+    return team.add_up(logprobs)
 
 
 @contextmanager
@@ -168,7 +174,7 @@ class _TokenLogprobs(torch.autograd.Function):
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         log_sums = torch.empty(len(targets), dtype=dtype, device=hidden.device)
         entropies = torch.empty_like(log_sums)
-        columns = targets.view(len(targets), -1)
+        columns = targets if targets.ndim == 2 else targets[:, None]
         logprobs = torch.empty(columns.shape, dtype=dtype, device=hidden.device)
         ctx.kept = [] if len(targets) * len(weight) <= _KEPT_ELEMENTS else None
         for part in _chunks(len(targets), len(weight)):

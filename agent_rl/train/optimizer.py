@@ -17,6 +17,7 @@ from torch.nn import Parameter
 
 from agent_rl.config import OptimizerConfig
 from agent_rl.errors import CheckpointError
+from agent_rl.train.sharding import whole
 
 
 def lr_multiplier(step: int, total_steps: int, config: OptimizerConfig) -> float:
@@ -88,7 +89,8 @@ class Optimizer:
     @torch.no_grad()
     def step(self) -> tuple[Tensor, bool]:
         """Clip, step, clear: (norm before clipping, whether the weights changed)."""
-        norm = torch.nn.utils.clip_grad_norm_(self._masters, self._config.gradient_clipping)
+        limit = self._config.gradient_clipping
+        norm = whole(torch.nn.utils.clip_grad_norm_(self._masters, limit))
         is_finite = bool(torch.isfinite(norm))
         if is_finite:
             self._adamw.step()
@@ -107,6 +109,17 @@ class Optimizer:
         """Move the schedule on: once for each batch, however many steps that took."""
         self._num_updates += 1
         self._set_lr()
+
+    @torch.no_grad()
+    def allocate(self) -> None:
+        """Make the states that the first step would make: a sharded state is read into them."""
+        for master in self._masters:
+            if not self._adamw.state[master]:
+                self._adamw.state[master] = {
+                    "step": torch.zeros((), device=master.device if master.is_cuda else "cpu"),
+                    "exp_avg": torch.zeros_like(master),
+                    "exp_avg_sq": torch.zeros_like(master),
+                }
 
     def state_dict(self) -> dict[str, Any]:
         return {

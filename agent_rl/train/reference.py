@@ -16,20 +16,30 @@ from agent_rl.config import RefConfig
 from agent_rl.train.batch import Batch
 from agent_rl.train.forward import score, segment_attention
 from agent_rl.train.lora import adapters_off
+from agent_rl.train.sharding import shard
+from agent_rl.train.team import Team
 
 
 class Reference:
     """``model`` is frozen here, unless it is the actor's (``is_actor``)."""
 
     def __init__(
-        self, model: Any, config: RefConfig, *, temperature: float, is_actor: bool = False
+        self,
+        model: Any,
+        config: RefConfig,
+        *,
+        temperature: float,
+        is_actor: bool = False,
+        team: Team | None = None,
     ) -> None:
         self._model = model
         self._config = config
         self._temperature = temperature
         self._is_actor = is_actor
+        self._team = team or Team()
         if not is_actor:
             model.requires_grad_(False).eval()
+            shard(model, self._team)
 
     def logprobs(self, batch: Batch) -> Tensor:
         """[T] of the trained tokens, under the temperature they were sampled with."""
@@ -40,4 +50,5 @@ class Reference:
                 batch.without_choices(),
                 temperature=self._temperature,
                 max_tokens=self._config.max_tokens_per_mb,
+                team=self._team,
             )

@@ -2,7 +2,7 @@
 
 Between passes a parameter is a DTensor: this process's part of it. Inside ``run_pass`` modules have
 whole parameters, and after the backward pass each part has the sum of all processes' gradients. A
-model of a team of one is left as it is.
+model of a team of one is left as it is, and then nothing of torch.distributed is loaded.
 """
 
 from __future__ import annotations
@@ -10,34 +10,36 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from types import MethodType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import (
-    FSDPModule,
-    MixedPrecisionPolicy,
-    fully_shard,
-    register_fsdp_forward_method,
-)
-from torch.distributed.tensor import DTensor
 
 from agent_rl.train.team import Team
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
 
 
-def shard(model: Any, team: Team, *, reshard_after_forward: bool = True) -> None:
+def shard(model: Any, team: Team) -> None:
     """Divide the parameters, layer by layer; what is not in a layer is one more part."""
     if team.size == 1:
         return
+    from torch.distributed.fsdp import (
+        FSDPModule,
+        MixedPrecisionPolicy,
+        fully_shard,
+        register_fsdp_forward_method,
+    )
+
     first = next(model.parameters())
     mesh = _mesh(first.device.type, team.size)
     # Gradients of bfloat16 weights are summed in float32.
     policy = MixedPrecisionPolicy(reduce_dtype=torch.promote_types(first.dtype, torch.float32))
     for part in (*_layers(model), model):
-        fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
+        fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=team.reshards)
     for part in model.modules():
         if isinstance(part, FSDPModule):
             # Losses have global denominators already: sums, not means over processes.
@@ -49,10 +51,8 @@ def shard(model: Any, team: Team, *, reshard_after_forward: bool = True) -> None
 
 def run_pass(model: Any, function: Callable[..., T], *arguments: Any) -> T:
     """Call the function, which uses parameters of the model; it returns a tensor or a tuple."""
-    if not isinstance(model, FSDPModule):
-        return function(*arguments)
-    result: T = model.run_pass(function, *arguments)
-    return result
+    through: Callable[..., T] | None = getattr(model, "run_pass", None)
+    return function(*arguments) if through is None else through(function, *arguments)
 
 
 def _run(_model: Any, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -65,7 +65,8 @@ def _run(_model: Any, function: Callable[..., Any], *arguments: Any) -> Any:
 
 def whole(tensor: Tensor) -> Tensor:
     """All of it; every process of the team must ask at the same time."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    gather: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
+    return tensor if gather is None else gather()
 
 
 def whole_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
@@ -76,6 +77,8 @@ def whole_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
 
 @cache
 def _mesh(device_type: str, size: int) -> DeviceMesh:
+    from torch.distributed.device_mesh import init_device_mesh
+
     return init_device_mesh(device_type, (size,))
 
 

@@ -38,15 +38,19 @@ class Command:
 
 
 class Team:
-    """Made by ``Team.join()``, once in a process; ``Team()`` is a team of one."""
+    """Made by ``Team.join()``, once in a process; ``Team()`` is a team of one.
 
-    def __init__(self, group: ProcessGroup | None = None) -> None:
+    ``reshards``: see ``parallel.reshard_after_forward``.
+    """
+
+    def __init__(self, group: ProcessGroup | None = None, *, reshards: bool = True) -> None:
+        self.reshards = reshards
         self._group = group
         self.rank = 0 if group is None else dist.get_rank()
         self.size = 1 if group is None else dist.get_world_size()
 
     @classmethod
-    def join(cls, device: str) -> Team:
+    def join(cls, device: str, *, reshards: bool = True) -> Team:
         """The team of all processes of this ``torchrun``; of one where there was none."""
         if not dist.is_torchelastic_launched():
             return cls()
@@ -54,7 +58,7 @@ class Team:
             if device != "cpu":
                 torch.cuda.set_device(dist.get_node_local_rank())
             dist.init_process_group("gloo" if device == "cpu" else "cpu:gloo,cuda:nccl")
-        return cls(dist.new_group(backend="gloo", timeout=_PATIENCE))
+        return cls(dist.new_group(backend="gloo", timeout=_PATIENCE), reshards=reshards)
 
     @property
     def is_first(self) -> bool:
