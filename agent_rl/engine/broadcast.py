@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, distributed
 from torch.distributed import distributed_c10d as c10d
 
 from agent_rl.engine.base import NamedTensor, WeightUpdate
+from agent_rl.engine.http import ServerConnection
 from agent_rl.engine.server import Server
 from agent_rl.engine.server_api import GroupMember, ServerApi, TensorSpec
 from agent_rl.errors import AgentRLError, ConfigError
@@ -63,11 +64,15 @@ class Broadcaster:
         if bucket is None:
             raise ConfigError("WeightUpdate.tensors gave no tensor")
         failures = await self._gather(servers, bucket[0][1].device.type)
+        if not failures:
+            failures = await self._on_all(self._api.begin_receiving)
         while bucket is not None and not failures:
             following = await asyncio.to_thread(next, buckets, None)
             label = None if following is not None else str(update.version)
             failures = await self._send_bucket(bucket, label, keeps_cache)
             bucket = following
+        if not failures:
+            failures = await self._on_all(self._api.end_receiving)
         if failures:
             await self.close()
         return failures
@@ -79,6 +84,13 @@ class Broadcaster:
         for server in members:
             if server.is_up:
                 await _quietly(self._api.leave_group(server.connection, name))
+
+    async def _on_all(
+        self, call: Callable[[ServerConnection], Coroutine[Any, Any, None]]
+    ) -> Outcome:
+        calls = [call(server.connection) for server in self._members]
+        _, failures = await self._together(_nothing(), calls)
+        return failures
 
     async def _gather(self, servers: Sequence[Server], device: str) -> Outcome:
         """One group of this process and all workers of these servers."""
@@ -203,6 +215,10 @@ def _broadcast(group: distributed.ProcessGroup, tensors: Sequence[Tensor]) -> No
     works = [group.broadcast(tensor.detach().contiguous(), 0) for tensor in tensors]
     for work in works:
         work.wait()
+
+
+async def _nothing() -> None:
+    """Our part of a call that only servers take part in."""
 
 
 async def _quietly(work: Coroutine[Any, Any, None]) -> None:

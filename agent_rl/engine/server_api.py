@@ -146,6 +146,11 @@ class ServerApi(Protocol):
 
     async def leave_group(self, server: ServerConnection, group: str) -> None: ...
 
+    async def begin_receiving(self, server: ServerConnection) -> None:
+        """What comes until ``end_receiving`` is one update."""
+
+    async def end_receiving(self, server: ServerConnection) -> None: ...
+
     async def receive(
         self,
         server: ServerConnection,

@@ -25,6 +25,9 @@ from agent_rl.engine.server_api import (
 from agent_rl.errors import EngineError, RequestError, ServerBusyError, ServerError
 from agent_rl.types import JsonObject
 
+# Places of the context that a prompt may not fill.
+_RESERVED = 5
+
 
 class SGLang:
     pause_modes: frozenset[PauseMode] = frozenset({"abort", "retract", "in_place"})
@@ -38,7 +41,7 @@ class SGLang:
             supported = supported - {"image_data"}
         model, *adapters = models["data"]
         return ServerInfo(
-            max_seq_len=int(model["max_model_len"]),
+            max_seq_len=int(model["max_model_len"]) - _RESERVED,
             weight_version=str(info["weight_version"]),
             supported=supported,
             folder=Path(info["model_path"]),
@@ -128,6 +131,12 @@ class SGLang:
 
     async def leave_group(self, server: ServerConnection, group: str) -> None:
         await _control(server, "/destroy_weights_update_group", {"group_name": group})
+
+    async def begin_receiving(self, server: ServerConnection) -> None:
+        await _control(server, "/begin_weight_update", {})
+
+    async def end_receiving(self, server: ServerConnection) -> None:
+        await _control(server, "/end_weight_update", {})
 
     async def receive(
         self,

@@ -121,6 +121,12 @@ class VLLM:
     async def leave_group(self, server: ServerConnection, group: str) -> None:
         raise _no_broadcast(server)
 
+    async def begin_receiving(self, server: ServerConnection) -> None:
+        raise _no_broadcast(server)
+
+    async def end_receiving(self, server: ServerConnection) -> None:
+        raise _no_broadcast(server)
+
     async def receive(
         self,
         server: ServerConnection,

@@ -36,7 +36,8 @@ async def generate(model: ServedModel, request: Request, body: dict[str, Any]) -
         return JSONResponse({"error": {"message": "the queue is full"}}, status_code=503)
     sampling = body["sampling_params"]
     ids, budget = body["input_ids"], sampling["max_new_tokens"]
-    if len(ids) + budget > model.engine.max_seq_len:
+    limit = model.engine.max_seq_len
+    if len(ids) > limit - 6 or len(ids) + budget > limit:
         raise RequestError(f"{len(ids)} + {budget} tokens are longer than the context")
     adapter = body.get("lora_path")
     if adapter is not None and adapter not in model.adapters:
@@ -238,10 +239,26 @@ async def destroy_weights_update_group(
     return JSONResponse({"success": True, "message": ""})
 
 
+async def begin_weight_update(
+    model: ServedModel, request: Request, body: dict[str, Any]
+) -> Response:
+    request.app.state.is_receiving = True
+    return JSONResponse({"success": True, "message": ""})
+
+
+async def end_weight_update(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
+    if not request.app.state.is_receiving:
+        return failed("no weight update was begun")
+    request.app.state.is_receiving = False
+    return JSONResponse({"success": True, "message": ""})
+
+
 async def update_weights_from_distributed(
     model: ServedModel, request: Request, body: dict[str, Any]
 ) -> Response:
     model.faults.log.append(("update_weights_from_distributed", body))
+    if not request.app.state.is_receiving:
+        return failed("must run between begin_weight_update() and end_weight_update()")
     try:
         await asyncio.to_thread(model.receive, body["group_name"], body["names"], body["shapes"])
     except RuntimeError as error:
@@ -284,6 +301,8 @@ POSTS: tuple[Handler, ...] = (
     unload_lora_adapter,
     init_weights_update_group,
     destroy_weights_update_group,
+    begin_weight_update,
+    end_weight_update,
     update_weights_from_distributed,
 )
 
@@ -312,6 +331,7 @@ def sglang_app(model: ServedModel, api_key: str | None = None) -> Starlette:
     ]
     app = Starlette(routes=routes)
     app.state.pause_mode = None
+    app.state.is_receiving = False
     app.state.model = model
     return app
 

@@ -128,6 +128,17 @@ def assert_logprobs(subject: Subject, response: ModelResponse, temperature: floa
     assert difference.abs().max() < subject.tolerance
 
 
+async def greedy_run(subject: Subject) -> ModelResponse:
+    """12 tokens, of the first prompt that gives as many."""
+    for seed in range(20):
+        response = await subject.engine.agenerate(
+            ask(prompt(seed, 7), greedy=True, max_new_tokens=12)
+        )
+        if response.stop_reason == "length":
+            return response
+    raise AssertionError("the model always ends early")
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 async def test_ids_and_logprobs(subject: Subject, temperature: float) -> None:
     """Ids come back as sent; log-probs are tempered and not truncated (cases B56, B57)."""
@@ -157,10 +168,10 @@ async def test_logprobs_are_those_before_truncation(
 
 
 async def test_a_stop_id_ends_and_is_kept(subject: Subject) -> None:
-    free = await subject.engine.agenerate(ask(prompt(2, 7), greedy=True, max_new_tokens=12))
+    free = await greedy_run(subject)
     end = free.output_tokens[5]
     stopped = await subject.engine.agenerate(
-        ask(prompt(2, 7), greedy=True, max_new_tokens=12, stop_token_ids=(end,))
+        ask([*free.input_tokens], greedy=True, max_new_tokens=12, stop_token_ids=(end,))
     )
     length = free.output_tokens.index(end) + 1
     assert stopped.output_tokens == free.output_tokens[:length]
@@ -170,7 +181,7 @@ async def test_a_stop_id_ends_and_is_kept(subject: Subject) -> None:
 
 async def test_a_stop_string_ends_and_its_ids_are_kept(subject: Subject) -> None:
     """As many log-probs as ids, the stop string's included (case B41)."""
-    free = await subject.engine.agenerate(ask(prompt(3, 7), greedy=True, max_new_tokens=12))
+    free = await greedy_run(subject)
     ends = [subject.tokenizer.decode([token_id]) for token_id in free.output_tokens]
     stop = ends[6]
     length = 1 + next(
@@ -179,7 +190,7 @@ async def test_a_stop_string_ends_and_its_ids_are_kept(subject: Subject) -> None
         if stop in subject.tokenizer.decode(free.output_tokens[: index + 1])
     )
     stopped = await subject.engine.agenerate(
-        ask(prompt(3, 7), greedy=True, max_new_tokens=12, stop=(stop,))
+        ask([*free.input_tokens], greedy=True, max_new_tokens=12, stop=(stop,))
     )
     assert stopped.output_tokens == free.output_tokens[:length]
     assert stopped.stop_reason == "stop"
@@ -201,7 +212,7 @@ async def test_a_stream_gives_each_token_once_then_the_response(subject: Subject
 
 
 async def test_abort_keeps_what_was_sampled(subject: Subject) -> None:
-    stream = subject.engine.astream(ask(prompt(5, 5), rid="gone", max_new_tokens=400, **ENDLESS))
+    stream = subject.engine.astream(ask(prompt(5, 5), rid="gone", max_new_tokens=400))
     response, num_seen = None, 0
     async for item in stream:
         if isinstance(item, ModelResponse):
@@ -215,9 +226,6 @@ async def test_abort_keeps_what_was_sampled(subject: Subject) -> None:
     assert 3 <= len(response.output_tokens) < 400
     assert_logprobs(subject, response)
     await subject.engine.abort("unknown")
-
-
-ENDLESS: dict[str, Any] = {"temperature": 1.0}
 
 
 async def test_64_at_once(subject: Subject) -> None:
@@ -288,7 +296,7 @@ async def test_new_weights_under_load(subject: Subject) -> None:
     engine = subject.engine
     old = engine.get_version()
     streams = [
-        engine.astream(ask(prompt(n, 5 + n), rid=f"r{n}", max_new_tokens=200)) for n in range(4)
+        engine.astream(ask(prompt(n, 5 + n), rid=f"r{n}", max_new_tokens=120)) for n in range(4)
     ]
     for stream in streams:
         await anext(stream)
@@ -302,7 +310,7 @@ async def test_new_weights_under_load(subject: Subject) -> None:
         versions = response.output_versions
         assert list(versions) == sorted(versions)
         assert set(versions) <= {old, old + 1}
-        assert len(versions) == 200 or response.stop_reason == "stop"
+        assert len(versions) == 120 or response.stop_reason == "stop"
         num_switched += old + 1 in versions
         expected = torch.where(
             torch.tensor(versions) == old,
