@@ -1,15 +1,15 @@
 """Forward and backward pass of the trainer against the same passes written by hand.
 
-    python benchmarks/train.py [--case groups|turns] [--small] [--threads 1] [--device cuda]
+    python benchmarks/train.py [--case groups|turns|step] [--small] [--threads 1] [--device cuda]
 
-Prints CPU seconds, the speed-up over the best hand-written layout, peak memory, and how far the
-gradients are from those of separate rows. Same model, tokens and loss (-A log p / N) in one run.
+Prints CPU seconds (on a GPU wall seconds and model FLOP utilisation), the speed-up over the best
+hand-written layout, peak memory, and how far the gradients are from those of separate rows. Same
+model, tokens and loss (-A log p / N) in one run. Case ``step`` is benchmarks/step.py: beside TRL.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from flops import training_flops, utilisation
+from step import compare, make_work, peak_mib, reset_peak
 from torch import Tensor
 
 from agent_rl import small_model
@@ -47,6 +49,9 @@ def main() -> None:
     for name, make in cases.items():
         if arguments.case in (None, name):
             _run(name, model, make(model, small=arguments.small), arguments)
+    if arguments.case in (None, "step") and arguments.device == "cpu":
+        del model
+        compare(make_work(prompts=2 if arguments.small else 8, samples=4), repeat=arguments.repeat)
 
 
 def _run(name: str, model: Any, work: Work, arguments: argparse.Namespace) -> None:
@@ -61,7 +66,7 @@ def _run(name: str, model: Any, work: Work, arguments: argparse.Namespace) -> No
         f"{int(work.batch.loss_mask.sum())} trained; {work.max_tokens} tokens per pass, "
         f"{arguments.threads} thread(s), {arguments.device}"
     )
-    print(f"{'layout':28}  tokens   CPU s  wall s  speed-up    MiB   gradient")
+    print(f"{'layout':28}  tokens   CPU s  wall s  speed-up    MiB   gradient  rate")
     expected: list[Tensor] = []
     best = 0.0
     for label, layout in layouts.items():
@@ -85,7 +90,8 @@ def _run(name: str, model: Any, work: Work, arguments: argparse.Namespace) -> No
             best = min(best or shown, shown)
         print(
             f"{label:28}{tokens:8}{cpu_s:8.2f}{wall_s:8.2f}{best / shown:10.2f}"
-            f"{_peak_mib(arguments.device):7.0f}{difference:11.1e}",
+            f"{_peak_mib(arguments.device):7.0f}{difference:11.1e}"
+            f"  {_rate(model, work, label, shown)}",
             flush=True,
         )
 
@@ -207,19 +213,28 @@ def _relative_difference(grads: list[Tensor], expected: list[Tensor]) -> float:
     return float((difference / sum(float(b.double().square().sum()) for b in expected)) ** 0.5)
 
 
+def _rate(model: Any, work: Work, label: str, seconds: float) -> str:
+    """Work that the maths needs, without padding and with shared prefixes once, in that time."""
+    parts = micro_batches(
+        work.batch,
+        range(work.batch.num_rows),
+        max_tokens=work.max_tokens,
+        share_prefixes="tree" in label,
+    )
+    return utilisation(training_flops(model, parts), seconds, model.device)
+
+
 def _reset_peak(device: str) -> None:
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     else:
-        ctypes.CDLL(None).malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")
+        reset_peak()
 
 
 def _peak_mib(device: str) -> float:
     if device == "cuda":
         return torch.cuda.max_memory_allocated() / 2**20
-    status = Path("/proc/self/status").read_text()
-    return float(status.split("VmHWM:")[1].split()[0]) / 1024
+    return peak_mib()
 
 
 def _synchronize(device: str) -> None:
@@ -229,7 +244,7 @@ def _synchronize(device: str) -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--case", choices=["groups", "turns"], help="one case; both by default")
+    parser.add_argument("--case", choices=["groups", "turns", "step"], help="one; all by default")
     parser.add_argument("--small", action="store_true", help="a quarter of the work")
     parser.add_argument("--repeat", type=int, default=1, help="the best of so many runs")
     parser.add_argument("--threads", type=int, default=1)
