@@ -26,7 +26,7 @@ from agent_rl.online.redact import Redactor, redact
 from agent_rl.online.teacher import Teacher
 from agent_rl.online.turn_store import TurnStore
 from agent_rl.online.verdict import Judge
-from agent_rl.types import TensorDict
+from agent_rl.types import GenerationConfig, TensorDict
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -175,4 +175,5 @@ def _judge_model(
     """Of the endpoint that the config names, else the policy itself."""
     if config.judge.base_url is not None:
         return JudgeModel(None, config.judge)
-    return JudgeModel(ArealOpenAI(engine, tokenizer), config.judge)
+    sampling = GenerationConfig(temperature=config.judge.temperature)
+    return JudgeModel(ArealOpenAI(engine, tokenizer, gconfig=sampling), config.judge)

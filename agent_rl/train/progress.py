@@ -17,7 +17,7 @@ from rich.progress import (
 class RunProgress:
     """A bar below everything else that is printed; it goes away at the end."""
 
-    def __init__(self, num_steps: int, *, num_done: int = 0) -> None:
+    def __init__(self, num_steps: int, *, num_done: int = 0, is_shown: bool = True) -> None:
         console = Console()
         self._bar = Progress(
             SpinnerColumn(),
@@ -28,7 +28,7 @@ class RunProgress:
             TimeRemainingColumn(),
             console=console,
             transient=True,
-            disable=not console.is_terminal,
+            disable=not (is_shown and console.is_terminal),
         )
         self._task = self._bar.add_task("starting", total=num_steps, completed=num_done)
 
