@@ -97,7 +97,7 @@ class Stage:
             ),
         )
         engine = GuidedEngine([self._reply], tokenizer=self.tokenizer, repeat=True)
-        data = [{"item": item, "count": 2} for item in self._replies]
+        data = [{"item": item, "count": 2, "reset": {"item": item}} for item in self._replies]
         with RolloutEngine(engine, config, tokenizer=self.tokenizer) as rollout:
             groups = rollout.rollout_batch(data, watched)
             self.stats = rollout.export_stats()
@@ -167,6 +167,16 @@ def _train(row: dict[str, list[Any]], start: int, count: int) -> None:
     row["versions"][span] = [0] * count
 
 
+def played(stage: Stage, item: str, *, num_rows: int) -> None:
+    """The exported rows are exactly what the engine was asked and answered."""
+    expected = stage.expected_rows(item)
+    for row, wanted in zip(stage.rows(item), expected, strict=True):
+        logprobs = wanted.pop("logprobs")
+        assert row.pop("logprobs") == pytest.approx(logprobs, rel=1e-6)
+        assert row == wanted
+    assert len(expected) == num_rows
+
+
 def check_conversation(
     agent: Callable[[], Any],
     *,
@@ -183,11 +193,7 @@ def check_conversation(
     stage.play(agent)
     for item in ("corn", "flax"):
         assert [len(stage.prompts[item]), len(stage.sampled[item])] == [len(replies(item))] * 2
-        expected = stage.expected_rows(item)
-        for row, wanted in zip(stage.rows(item), expected, strict=True):
-            logprobs = wanted.pop("logprobs")
-            assert row.pop("logprobs") == pytest.approx(logprobs, rel=1e-6)
-            assert row == wanted
+        played(stage, item, num_rows=len(forks) + 1)
         interactions = list(stage.clients[item].interactions.values())
         for number, interaction in enumerate(interactions):
             reason = interaction.fork_reason
@@ -197,7 +203,6 @@ def check_conversation(
                 assert is_as_said, (number, reason)
             elif number:
                 assert interaction.parent is interactions[number - 1], (number, reason)
-        assert len(expected) == len(forks) + 1
         group = stage.groups[item]
         assert group is not None
         assert group["rewards"][-1] == 1.0

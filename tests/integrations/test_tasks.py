@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from scenario import Stage, played
+
+from agent_rl.integrations.tasks import one_turn, text_env
+
+
+class Counter:
+    """Counts down from 3; each "down" earns 1, anything else ends it with -1."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.item, self.left = data["item"], 3
+        self.is_closed = False
+        self.threads: set[int] = set()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        return f"{self.item}: {self.left}", {}
+
+    def step(self, action: str) -> Any:
+        self.threads.add(threading.get_ident())
+        if action != "down":
+            return "wrong", -1.0, True, False, {}
+        self.left -= 1
+        return f"{self.left} left", 1.0, self.left == 0, False, {}
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_each_action_earns_its_reward() -> None:
+    made: dict[str, Counter] = {}
+
+    def make(data: dict[str, Any]) -> Counter:
+        return made.setdefault(data["item"], Counter(data))
+
+    replies = {"corn": [" down\n", "down", "down"], "flax": ["down", "up"]}
+    stage = Stage(replies)
+    stage.play(text_env(make, system="Count."))
+    # Half of what a later turn is worth is carried back: 1.75 = 1 + (1 + 1/2)/2.
+    for item, rewards in (("corn", [1.75, 1.5, 1.0]), ("flax", [0.5, -1.0])):
+        assert [turn.reward for turn in stage.clients[item].interactions.values()] == rewards
+        assert made[item].is_closed
+        assert threading.get_ident() not in made[item].threads
+        played(stage, item, num_rows=1)
+
+
+def test_an_environment_that_is_cut() -> None:
+    stage = Stage({"corn": ["down"] * 2})
+    stage.play(text_env(Counter, max_turns=2))
+    assert [turn.reward for turn in stage.clients["corn"].interactions.values()] == [1.5, 1.0]
+
+
+def test_an_environment_that_breaks() -> None:
+    class Broken(Counter):
+        def step(self, action: str) -> Any:
+            raise OSError("the game crashed")
+
+    stage = Stage({"corn": ["down"]})
+    stage.play(text_env(Broken))
+    assert stage.groups["corn"] is None
+    assert stage.stats["rollout/failed/agent"] == 1.0
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_one_turn(is_async: bool) -> None:
+    def score(data: dict[str, Any], answer: str) -> float:
+        return float(answer == f"a {data['item']}")
+
+    async def score_later(data: dict[str, Any], answer: str) -> float:
+        return score(data, answer)
+
+    stage = Stage({"corn": ["a corn"], "flax": ["what?"]})
+    stage.play(one_turn(score_later if is_async else score, question="item"))
+    for item, reward in (("corn", 1.0), ("flax", 0.0)):
+        group = stage.groups[item]
+        assert group is not None and group["rewards"].tolist() == [reward]
+        played(stage, item, num_rows=1)
