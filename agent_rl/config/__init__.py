@@ -15,10 +15,11 @@ from agent_rl.config.actor import (
     RejectionSamplingConfig,
 )
 from agent_rl.config.critic import CriticConfig
-from agent_rl.config.engine import EngineConfig
+from agent_rl.config.engine import EngineConfig, LaunchConfig
 from agent_rl.config.gateway import GatewayConfig
 from agent_rl.config.load import load_config
 from agent_rl.config.online import JudgeConfig, OnlineConfig, PrivacyConfig
+from agent_rl.config.parallel import ParallelConfig
 from agent_rl.config.ppo import EvaluatorConfig, PPOConfig, RecoverConfig, StepsConfig
 from agent_rl.config.reference import RefConfig
 from agent_rl.config.rollout import AgentConfig, RolloutConfig
@@ -41,11 +42,13 @@ __all__ = [
     "FolderName",
     "GatewayConfig",
     "JudgeConfig",
+    "LaunchConfig",
     "LoraConfig",
     "NormConfig",
     "OnlineConfig",
     "OptimizerConfig",
     "PPOConfig",
+    "ParallelConfig",
     "PrivacyConfig",
     "RecoverConfig",
     "RefConfig",

@@ -1,14 +1,74 @@
-"""``engine``."""
+"""``engine`` and ``engine.launch``."""
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Literal
 
-from agent_rl.config.section import Section
+from pydantic import Field, model_validator
+
+from agent_rl.config.section import Section, TimeoutS
+
+
+class LaunchConfig(Section):
+    """engine.launch: servers that the run starts on this machine, and stops at its end."""
+
+    num_servers: int = Field(1, ge=1, description="servers, each with a copy of the model")
+    gpus_per_server: int = Field(
+        1, ge=0, description="GPUs of each, in order from first_gpu; 0: the server decides"
+    )
+    first_gpu: int = Field(0, ge=0, description="GPUs before it are the trainer's")
+    command: tuple[str, ...] = Field(
+        (), description="program that takes the server's arguments; empty: the backend's own"
+    )
+    args: tuple[str, ...] = Field((), description="more arguments of the server")
+    env: dict[str, str] = Field({}, description="more environment variables of the server")
+    ready_timeout_s: TimeoutS = Field(900.0, description="how long a server may take to start")
 
 
 class EngineConfig(Section):
-    """engine: the embedded engine; it shares the actor's parameters, device and dtype."""
+    """engine: what samples. local: the embedded engine, on the actor's parameters and device."""
 
-    max_batch_size: int = Field(32, ge=1, description="sequences decoded together")
-    max_seq_len: int = Field(2048, ge=8, description="prompt and completion tokens of a sequence")
+    backend: Literal["local", "sglang", "vllm"] = "local"
+    max_batch_size: int = Field(32, ge=1, description="local: sequences decoded together")
+    max_seq_len: int = Field(
+        2048, ge=8, description="local: prompt and completion tokens of a sequence"
+    )
+    addresses: tuple[str, ...] = Field((), description="servers: http://host:port of each")
+    launch: LaunchConfig | None = Field(None, description="servers: start them, in place of those")
+    api_key: str | None = Field(None, description="servers: sent as bearer token")
+    routing: Literal["round_robin", "least_loaded", "prefix"] = Field(
+        "prefix", description="servers: who takes a request; prefix: who has most of it cached"
+    )
+    update: Literal["disk", "distributed"] = Field(
+        "disk", description="servers: new weights as a folder on a shared disk, or by broadcast"
+    )
+    on_update: Literal["abort", "retract", "in_place"] = Field(
+        "abort",
+        description="servers: running requests end and are sent again, stay with their cache "
+        "computed anew, or stay with the cache of the old weights",
+    )
+    max_in_flight: int = Field(256, ge=1, description="servers: requests that one gets at once")
+    timeout_s: TimeoutS = Field(3600.0, description="servers: of one request; null: none")
+    update_timeout_s: float = Field(600.0, gt=0, description="servers: of taking new weights")
+    unavailable_timeout_s: TimeoutS = Field(
+        120.0, description="servers: how long requests wait while none is up; null: for ever"
+    )
+    trainer_address: str = Field(
+        "127.0.0.1", description="servers: this machine's address, for update=distributed"
+    )
+
+    @model_validator(mode="after")
+    def _servers_are_named_once(self) -> EngineConfig:
+        named = [name for name in ("addresses", "launch") if getattr(self, name)]
+        if self.backend == "local" and named:
+            raise ValueError(f"{named[0]} needs backend=sglang or backend=vllm")
+        if self.backend != "local" and len(named) != 1:
+            raise ValueError(
+                f"backend={self.backend} needs either addresses or launch, and has "
+                f"{'both' if named else 'neither'}"
+            )
+        if self.backend == "vllm" and self.on_update == "retract":
+            raise ValueError("backend=vllm cannot do on_update=retract; use abort or in_place")
+        if self.backend == "vllm" and self.update == "distributed":
+            raise ValueError("backend=vllm cannot do update=distributed; use disk")
+        return self

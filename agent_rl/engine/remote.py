@@ -18,6 +18,7 @@ from agent_rl.engine.base import StreamItem, WeightUpdate, token_budget
 from agent_rl.engine.completion import Completion, Emit
 from agent_rl.engine.fleet import Fleet
 from agent_rl.engine.http import ServerConnection
+from agent_rl.engine.launch import LaunchedServers
 from agent_rl.engine.loop import EngineLoop
 from agent_rl.engine.mailbox import Mailbox
 from agent_rl.engine.router import Router, Routing
@@ -55,6 +56,7 @@ class RemoteEngine:
         unavailable_timeout_s: how long requests wait while no server is up.
         health_interval_s: how often each server is asked whether it is well.
         trainer_address: of this machine, as servers reach it, for weights that are broadcast.
+        launched: the servers, where this engine is to stop them when it is closed.
 
     Raises:
         EngineError: no server answers, or servers refuse the key.
@@ -74,6 +76,7 @@ class RemoteEngine:
         unavailable_timeout_s: float | None = 120.0,
         health_interval_s: float = 5.0,
         trainer_address: str = "127.0.0.1",
+        launched: LaunchedServers | None = None,
     ) -> None:
         if not addresses:
             raise ConfigError("engine.addresses is empty; name at least one server")
@@ -87,6 +90,7 @@ class RemoteEngine:
         self._attempts: dict[Completion, tuple[Server, str]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_closed = False
+        self._launched = launched
         self._loop = EngineLoop("inference-servers")
 
         async def connect() -> Fleet:
@@ -335,6 +339,8 @@ class RemoteEngine:
         self._is_closed = True
         await self._loop.run(self._close())
         await asyncio.to_thread(self._loop.close)
+        if self._launched is not None:
+            await asyncio.to_thread(self._launched.close)
 
     async def _close(self) -> None:
         await self._fleet.close()
