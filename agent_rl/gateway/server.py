@@ -11,7 +11,7 @@ import ipaddress
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -139,31 +139,17 @@ class Gateway:
         """
         if self._server is not None:
             raise RuntimeError("the gateway was started before; make a new one")
-        self._socket = _bind(self.config.host, self.config.port)
-        if self.config.journal is not None:
-            journal = Journal(self.config.journal, fsync=self.config.fsync)
-            restore(journal, self._sessions)
-            self._log.open(journal, lambda: list(self._sessions))
+        with ExitStack() as undo:
+            if self.config.journal is not None:
+                journal = Journal(self.config.journal, fsync=self.config.fsync)
+                undo.enter_context(journal)
+                restore(journal, self._sessions)
+                self._log.open(journal, lambda: list(self._sessions))
+            self._socket = undo.enter_context(_bind(self.config.host, self.config.port))
+            self._server = self._uvicorn()
+            await self._server.startup(sockets=[self._socket])
+            undo.pop_all()
         self._expiry = asyncio.create_task(self._expire())
-        server_config = uvicorn.Config(
-            self.app,
-            http=guarded(
-                max_head_bytes=self.config.max_header_bytes,
-                head_timeout_s=self.config.read_timeout_s,
-            ),
-            lifespan="off",
-            ws="none",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=self.config.shutdown_timeout_s,  # type: ignore[arg-type]
-        )
-        server_config.load()
-        self._server = uvicorn.Server(server_config)
-        self._server.lifespan = server_config.lifespan_class(server_config)
-        await self._server.startup(sockets=[self._socket])
 
     async def close(self) -> None:
         """Safe to call twice, and before ``start``."""
@@ -190,6 +176,28 @@ class Gateway:
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
             loop.close()
+
+    def _uvicorn(self) -> uvicorn.Server:
+        """Without its signal handlers and its own loop: only what answers connections."""
+        config = uvicorn.Config(
+            self.app,
+            http=guarded(
+                max_head_bytes=self.config.max_header_bytes,
+                head_timeout_s=self.config.read_timeout_s,
+            ),
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=self.config.shutdown_timeout_s,  # type: ignore[arg-type]
+        )
+        config.load()
+        server = uvicorn.Server(config)
+        server.lifespan = config.lifespan_class(config)
+        return server
 
     def _url_of(self, live: LiveSession) -> str:
         return f"{self._root_url}/s/{live.session_id}/v1"

@@ -145,6 +145,8 @@ class Channel:
 
     async def start(self, reply: Reply) -> None:
         headers = [(name.encode(), value.encode()) for name, value in reply.headers.items()]
+        if reply.status == 408:
+            headers.append((b"connection", b"close"))  # the rest of the body may never come
         await self._write(
             {"type": "http.response.start", "status": reply.status, "headers": headers}
         )
