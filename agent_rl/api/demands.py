@@ -48,17 +48,17 @@ def read_demands(
     where: str,
 ) -> Demands:
     """``where`` names the field that holds ``answer_format``."""
-    tool_form = session.format.tool_form
+    fmt = session.format
     is_parallel = _is_parallel(fields)
     tool_use, calls = tool_grammar(
-        fields.raw("tool_choice"), tools, is_parallel=is_parallel, tool_form=tool_form
+        fields.raw("tool_choice"), tools, is_parallel=is_parallel, fmt=fmt
     )
     answer = answer_grammar(answer_format, where=where)
     if answer is not None and calls is not None:
         raise fields.refusal("tool_choice", "and a JSON answer format exclude one another")
     stop: tuple[str, ...] = ()
     if tool_use == "auto" and not is_parallel:
-        stop = (stop_after_one_call(tool_form, session.engine.supported),)
+        stop = (stop_after_one_call(fmt.tool_form, session.engine.supported),)
     return Demands(
         tool_use=tool_use,
         is_parallel=is_parallel,

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, TypeVar
 
+from agent_rl.api.grammar import after_reasoning
 from agent_rl.api.session import Session
 from agent_rl.api.turn import Turn
 from agent_rl.engine.base import token_budget
@@ -71,7 +72,7 @@ def check_room(session: Session, turn: Turn, num_prompt_tokens: int) -> None:
 
 
 def model_request(
-    turn: Turn, input_ids: tuple[int, ...], call_id: str, index: int = 0
+    session: Session, turn: Turn, plan: PromptPlan, call_id: str, index: int = 0
 ) -> ModelRequest:
     """Choice 0 has the call's id, choice 2 of ``chatcmpl-1`` has ``chatcmpl-1/2``.
 
@@ -80,9 +81,12 @@ def model_request(
     gconfig = turn.gconfig
     if index and gconfig.seed is not None:
         gconfig = replace(gconfig, seed=gconfig.seed + index)
+    if gconfig.grammar is not None and not turn.is_raw:
+        grammar = after_reasoning(gconfig.grammar, session.format, plan.input_ids)
+        gconfig = replace(gconfig, grammar=grammar)
     return ModelRequest(
         rid=f"{call_id}/{index}" if index else call_id,
-        input_ids=input_ids,
+        input_ids=plan.input_ids,
         gconfig=gconfig,
         metadata=turn.labels,
         image_data=turn.image_data or None,
@@ -94,7 +98,7 @@ async def generate(
 ) -> list[Choice]:
     """``turn.n`` choices, sampled concurrently. If one fails, the others are cancelled."""
     indices = range(first_index, first_index + turn.n)
-    requests = [model_request(turn, plan.input_ids, call_id, index) for index in indices]
+    requests = [model_request(session, turn, plan, call_id, index) for index in indices]
     if len(requests) == 1:
         responses = [await _ask(session, turn, requests[0])]
     else:

@@ -4,28 +4,27 @@ The grammar is a text in llguidance's Lark dialect (``%json`` embeds a JSON sche
 string on GenerationConfig says all: a JSON object, a schema, or "call this tool".
 https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 
-    {"type": "json_object"}      ->  start: %json {"type": "object"}
+    {"type": "json_object"}      ->  start: answer
+                                     answer: %json {"type": "object"}
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
+from agent_rl.api.call_grammar import call_rules
 from agent_rl.errors import RequestError
+from agent_rl.tokens.format import ChatFormat
 from agent_rl.types import JsonObject
 
 ToolUse: TypeAlias = Literal["none", "auto", "required"]
 
-_HERMES = "hermes"  # the form of tool calls that the grammar below writes
-_TAGGED = (_HERMES, "qwen3_coder")  # forms whose calls end with this tag
+_TAGGED = ("hermes", "qwen3_coder", "glm")  # forms whose calls end with this tag
 _CLOSE = "</tool_call>"
-_CALLS = """\
-start: {repeat}
-call: "<tool_call>\\n" body "\\n</tool_call>"
-body: %json {schema}
-"""
+_START = "start: answer\n"
 
 
 def answer_grammar(response_format: JsonObject | None, *, where: str) -> str | None:
@@ -49,12 +48,9 @@ def answer_grammar(response_format: JsonObject | None, *, where: str) -> str | N
 
 
 def tool_grammar(
-    choice: Any, tools: Sequence[JsonObject] | None, *, is_parallel: bool, tool_form: str
+    choice: Any, tools: Sequence[JsonObject] | None, *, is_parallel: bool, fmt: ChatFormat
 ) -> tuple[ToolUse, str | None]:
-    """What ``tool_choice`` means: may, must or must not the model call, and by which grammar.
-
-    ``tool_form`` is ``ChatFormat.tool_form``: how the model writes its calls.
-    """
+    """What ``tool_choice`` means: may, must or must not the model call, and by which grammar."""
     if choice is None:
         return ("auto" if tools else "none"), None
     name = _named(choice)
@@ -70,16 +66,36 @@ def tool_grammar(
     if not allowed:
         what = "needs tools" if name is None else f"names {name!r}, which is not in tools"
         raise RequestError(f"tool_choice {what}", param="tool_choice")
-    if not tool_form.startswith(_HERMES):
+    is_single = name is not None or not is_parallel
+    form = fmt.tool_format_name
+    rules = call_rules(form, allowed, is_single=is_single, mark=lambda text: _mark(text, fmt))
+    if rules is None:
         raise RequestError(
-            f"tool_choice can be demanded in the {_HERMES} form only; this model writes its calls "
-            f"in the form {tool_form!r}",
+            f"tool_choice cannot demand a call from this model: for the form in which it writes "
+            f"its calls ({fmt.tool_form}) there is no grammar; send tool_choice='auto'",
             param="tool_choice",
             code="unsupported_parameter",
         )
-    schema = json.dumps({"anyOf": [_call_schema(function) for function in allowed]})
-    repeat = 'call ("\\n" call)*' if is_parallel and name is None else "call"
-    return "required", _CALLS.format(repeat=repeat, schema=schema)
+    return "required", _START + rules
+
+
+def after_reasoning(grammar: str, fmt: ChatFormat, prompt_ids: Sequence[int]) -> str:
+    """``grammar``, one of ours, behind reasoning, whose text is free.
+
+    An answer must reason first where the prompt has opened the reasoning, and may where the model
+    has tags for it.
+    """
+    tags = fmt.reasoning
+    if tags is None or not grammar.startswith(_START):
+        return grammar
+    rules = grammar.removeprefix(_START)
+    start = "thought" if fmt.opens_reasoning(prompt_ids) else f"({_mark(tags.open, fmt)} thought)?"
+    close = _mark(tags.close, fmt)
+    text = "/(?s:.*)/ " + close
+    if not close.startswith("<"):  # the tag is text: the first one ends the reasoning
+        rules += f"thought_text[lazy]: /(?s:.*){_regex(tags.close)}/\n"
+        text = "thought_text"
+    return f"start: {start} answer\nthought: {text} (/\\n{{1,2}}/)?\n{rules}"
 
 
 def stop_after_one_call(tool_form: str, supported: frozenset[str]) -> str:
@@ -95,7 +111,7 @@ def stop_after_one_call(tool_form: str, supported: frozenset[str]) -> str:
 
 
 def _json_grammar(schema: JsonObject) -> str:
-    return f"start: %json {json.dumps(schema)}\n"
+    return f"{_START}answer: %json {json.dumps(schema)}\n"
 
 
 def _named(choice: Any) -> str | None:
@@ -106,13 +122,10 @@ def _named(choice: Any) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _call_schema(function: JsonObject) -> JsonObject:
-    return {
-        "type": "object",
-        "properties": {
-            "name": {"const": function["name"]},
-            "arguments": function.get("parameters") or {"type": "object"},
-        },
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-    }
+def _mark(text: str, fmt: ChatFormat) -> str:
+    token_id = fmt.vocabulary.id_of(text)
+    return json.dumps(text) if token_id is None else f"<[{token_id}]>"
+
+
+def _regex(text: str) -> str:
+    return re.escape(text).replace("/", r"\/")

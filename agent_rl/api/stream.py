@@ -48,7 +48,7 @@ async def stream_choices(
     session: Session, turn: Turn, plan: PromptPlan, call_id: str
 ) -> AsyncGenerator[ChoiceDelta | list[Choice], None]:
     """Deltas of all choices as they come, then one list with every finished choice."""
-    requests = [model_request(turn, plan.input_ids, call_id, index) for index in range(turn.n)]
+    requests = [model_request(session, turn, plan, call_id, index) for index in range(turn.n)]
     streams = [_stream_choice(session, turn, plan, request) for request in requests]
     merged = streams[0] if len(streams) == 1 else _merged(streams)
     finished: list[Choice] = []

@@ -241,6 +241,21 @@ class ChatFormat:
         return f"{name} (fallback: the template ignores tools)" if self.is_fallback else name
 
     @property
+    def tool_format_name(self) -> str:
+        """The name of our wire format, "none" where a family or nobody reads calls."""
+        return self._tool_format.name if self._tool_format is not None else "none"
+
+    @property
+    def reasoning(self) -> ReasoningFormat | None:
+        """The tags around reasoning, None where nothing or a family's parser reads them."""
+        return self._reasoning if self._reader is None else None
+
+    def opens_reasoning(self, prompt_ids: Sequence[int]) -> bool:
+        """Whether an answer to this prompt begins inside reasoning."""
+        is_forced = self._reasoning is not None and self._reasoning.is_forced
+        return is_forced or self._is_reasoning(prompt_ids)
+
+    @property
     def reasoning_name(self) -> str:
         if self._reader is not None:
             return f"renderers: {self._reader.name}"

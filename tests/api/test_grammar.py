@@ -7,9 +7,12 @@ import json
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
+from agent_rl import small_model
 from agent_rl.api.grammar import answer_grammar, stop_after_one_call, tool_grammar
 from agent_rl.errors import RequestError
+from agent_rl.tokens.format import ChatFormat
 
 ARGUMENTS = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOLS: list[dict[str, Any]] = [
@@ -18,8 +21,10 @@ TOOLS: list[dict[str, Any]] = [
 ]
 
 
-def demand(choice: Any, *, tools: Any = TOOLS, parallel: bool = True, form: str = "hermes") -> Any:
-    return tool_grammar(choice, tools, is_parallel=parallel, tool_form=form)
+def demand(choice: Any, *, tools: Any = TOOLS, parallel: bool = True, parser: str = "auto") -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(small_model())
+    fmt = ChatFormat.of(tokenizer, tool_call_parser=parser)
+    return tool_grammar(choice, tools, is_parallel=parallel, fmt=fmt)
 
 
 def schema_of(grammar: str) -> Any:
@@ -29,7 +34,9 @@ def schema_of(grammar: str) -> Any:
 def test_answer_formats() -> None:
     assert answer_grammar(None, where="f") is None
     assert answer_grammar({"type": "text"}, where="f") is None
-    assert answer_grammar({"type": "json_object"}, where="f") == 'start: %json {"type": "object"}\n'
+    assert answer_grammar({"type": "json_object"}, where="f") == (
+        'start: answer\nanswer: %json {"type": "object"}\n'
+    )
     chat = {"type": "json_schema", "json_schema": {"name": "s", "schema": ARGUMENTS}}
     flat = {"type": "json_schema", "name": "s", "schema": ARGUMENTS}
     assert answer_grammar(chat, where="f") == answer_grammar(flat, where="f")
@@ -47,8 +54,8 @@ def test_required_allows_each_tool_and_several_calls() -> None:
     assert use == "required"
     names = [s["properties"]["name"]["const"] for s in schema_of(grammar)["anyOf"]]
     assert names == ["f", "g"]
-    assert grammar.startswith('start: call ("\\n" call)*\n')
-    assert demand("required", parallel=False)[1].startswith("start: call\n")
+    assert grammar.startswith('start: answer\nanswer: call ("\\n" call)*\n')
+    assert demand("required", parallel=False)[1].startswith("start: answer\nanswer: call\n")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +64,7 @@ def test_required_allows_each_tool_and_several_calls() -> None:
 )
 def test_named_allows_one_call_of_that_tool(choice: Any) -> None:
     use, grammar = demand(choice)
-    assert use == "required" and grammar.startswith("start: call\n")
+    assert use == "required" and grammar.startswith("start: answer\nanswer: call\n")
     (only,) = schema_of(grammar)["anyOf"]
     assert only["properties"] == {"name": {"const": "f"}, "arguments": ARGUMENTS}
 
@@ -78,8 +85,8 @@ def test_refused_choices(choice: Any, tools: Any, message: str) -> None:
 
 
 def test_other_forms_of_calls_cannot_be_demanded() -> None:
-    with pytest.raises(RequestError, match="'llama3_json'"):
-        demand("required", form="llama3_json")
+    with pytest.raises(RequestError, match="pythonic"):
+        demand("required", parser="pythonic")
     assert stop_after_one_call("hermes (fallback)", frozenset({"stop"})) == "</tool_call>"
     with pytest.raises(RequestError, match="cannot be honoured"):
         stop_after_one_call("mistral", frozenset({"stop"}))
