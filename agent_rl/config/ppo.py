@@ -11,6 +11,7 @@ from agent_rl.config.critic import CriticConfig
 from agent_rl.config.engine import EngineConfig
 from agent_rl.config.gateway import GatewayConfig
 from agent_rl.config.online import OnlineConfig
+from agent_rl.config.parallel import ParallelConfig
 from agent_rl.config.reference import RefConfig
 from agent_rl.config.rollout import RolloutConfig
 from agent_rl.config.section import FolderName, Section
@@ -61,6 +62,7 @@ class PPOConfig(Section):
     rollout: RolloutConfig = RolloutConfig()
     engine: EngineConfig = EngineConfig()
     actor: ActorConfig = ActorConfig()
+    parallel: ParallelConfig = ParallelConfig()
     critic: CriticConfig | None = Field(None, description="null: no critic")
     ref: RefConfig | None = Field(None, description="null: the actor's start, where one is needed")
     gateway: GatewayConfig = GatewayConfig()

@@ -143,6 +143,12 @@ class Actor:
             tokens=record,
         )
 
+    def allocate(self) -> None:
+        """See ``Optimizer.allocate``."""
+        self._optimizer.allocate()
+        if self.critic is not None:
+            self.critic.allocate()
+
     def state_dict(self) -> dict[str, Any]:
         """Everything an exact continuation needs; of a model with adapters, only these."""
         is_whole = not lora.has_adapters(self.model)

@@ -104,6 +104,11 @@ class Critic:
                 )
             stats_tracker.scalar(lr=self._optimizer.lr)
 
+    def allocate(self) -> None:
+        """See ``Optimizer.allocate``."""
+        if self._optimizer is not None:
+            self._optimizer.allocate()
+
     def state_dict(self) -> dict[str, Any]:
         if self._optimizer is None:
             return {"head": self.head.state_dict()}

@@ -1,8 +1,7 @@
 """Ctrl-C and SIGTERM: at once while waiting, after the optimizer step while weights change.
 
 The handler raises KeyboardInterrupt in the main thread; inside ``deferred()`` it waits for the end
-of the block, so that a checkpoint never holds half of an update. A second signal does not wait;
-``is_torn`` says that it came before the end of a block.
+of the block, so that a checkpoint never holds half of an update. A second signal does not wait.
 """
 
 from __future__ import annotations
@@ -19,14 +18,16 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interrupts:
     """Owns the two handlers between ``__enter__`` and ``__exit__``; inert off the main thread.
 
-    ``is_terminated``: SIGTERM came, so the process is to end with exit code 0.
+    ``is_patient`` ignores all signals but the first: other processes depend on what this one has
+    begun. ``is_terminated``: SIGTERM came, so the process is to end with exit code 0.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_patient: bool = False) -> None:
+        self._is_patient = is_patient
         self._is_deferred = False
         self._is_requested = False
+        self._has_come = False
         self.is_terminated = False
-        self.is_torn = False
         self._previous: dict[signal.Signals, signal._HANDLER] = {}
 
     def __enter__(self) -> Interrupts:
@@ -42,10 +43,9 @@ class Interrupts:
     @contextmanager
     def deferred(self) -> Iterator[None]:
         """Hold back the first signal until the end of the block."""
-        self._is_deferred = self.is_torn = True
+        self._is_deferred = True
         try:
             yield
-            self.is_torn = False
         finally:
             self._is_deferred = False
         if self._is_requested:
@@ -53,7 +53,11 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        is_first = not self._has_come
+        self._has_come = True
         self.is_terminated = self.is_terminated or number == signal.SIGTERM
+        if self._is_patient and not is_first:
+            return
         if self._is_deferred and not self._is_requested:
             self._is_requested = True
             return

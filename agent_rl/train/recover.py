@@ -1,10 +1,10 @@
 """Recovery: the run's state on disk, from which a restarted run goes on as if it never stopped.
 
-``{run_dir}/recover/step12/`` is the state after 12 whole steps: ``actor.safetensors`` (weights and
-optimizer) and ``run.json`` (random states, dataloader, rollout, logger, frequencies). It appears by
-renaming a folder that is complete and flushed, and earlier ones are removed after that: whatever
-kills the process, a whole state is there. A state that is there and cannot be used is an error,
-never a fresh start.
+``{run_dir}/recover/step12/`` is the state after 12 whole steps: ``actor/`` (weights, optimizer) and
+``run.json`` (random states, dataloader, rollout, logger, frequencies). It appears by renaming a
+folder that is complete and flushed, and earlier ones are removed after that: whatever kills the
+process, a whole state is there. A state that is there and cannot be used is an error, never a fresh
+start.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agent_rl.errors import CheckpointError
-from agent_rl.train.actor import Actor
-from agent_rl.train.checkpoint import load_state, save_state, whole_folder
+from agent_rl.train.checkpoint import whole_folder
 from agent_rl.train.random_states import random_states, restore_random_states
+from agent_rl.train.replica import Replica
 from agent_rl.types import JsonObject
 
 _FORMAT = 1
@@ -71,7 +71,7 @@ class Recovery:
                 f"recover.mode=auto needs dataset rows of plain JSON values: {error}"
             ) from error
 
-    def save(self, actor: Actor) -> Path:
+    def save(self, replica: Replica) -> Path:
         """Write what was noted, with weights and optimizer; remove earlier states.
 
         Raises:
@@ -80,15 +80,15 @@ class Recovery:
         target = self.folder / f"step{self.num_steps}"
         if not target.exists():
             with whole_folder(target) as work:
-                save_state(actor.state_dict(), work / "actor.safetensors")
+                replica.save_state(work / "actor")
                 (work / "run.json").write_text(self._noted, encoding="utf-8")
         for path in self.folder.glob("*step*"):  # also what a killed save left behind
             if path != target:
                 shutil.rmtree(path, ignore_errors=True)
         return target
 
-    def load(self, actor: Actor) -> bool:
-        """Put the newest state into the actor and the parts; False: there is none.
+    def load(self, replica: Replica) -> bool:
+        """Put the newest state into actor and parts; False: there is none.
 
         ``restore_randomness`` is apart, because what is done before training draws as well.
 
@@ -101,7 +101,7 @@ class Recovery:
         try:
             noted = _read_json(newest / "run.json")
             self._check(noted)
-            actor.load_state_dict(load_state(newest / "actor.safetensors"))
+            replica.load_state(newest / "actor")
             for name, part in self._parts.items():
                 part.load_state_dict(noted["parts"][name])
         except (CheckpointError, KeyError, RuntimeError, TypeError, ValueError) as error:

@@ -27,6 +27,7 @@ from agent_rl.train.critic import Critic
 from agent_rl.train.dataset import load_rows
 from agent_rl.train.lora import add_adapters
 from agent_rl.train.reference import Reference
+from agent_rl.train.team import Team
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -82,11 +83,32 @@ def min_usable_group_size(config: PPOConfig) -> int:
     return explicit
 
 
+def join_team(config: PPOConfig) -> Team:
+    """
+    Raises:
+        ConfigError: an option that trains in one process only.
+    """
+    team = Team.join(_device(config), reshards=config.parallel.reshard_after_forward)
+    one_process_only = {"lora": config.actor.lora is not None, "compile": config.actor.compile}
+    for name, is_on in one_process_only.items():
+        if is_on and team.size > 1:
+            raise ConfigError(f"actor.{name} trains in one process; torchrun started {team.size}")
+    return team
+
+
 def engine_and_model(
-    config: PPOConfig, tokenizer: PreTrainedTokenizerBase, engine: InferenceEngine | None
-) -> tuple[InferenceEngine, Any]:
+    config: PPOConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    engine: InferenceEngine | None,
+    team: Team,
+) -> tuple[InferenceEngine | None, Any]:
+    """The engine and the model to train, which is the engine's own where one process does both.
+
+    In a team the model is going to be sharded, so the embedded engine has weights of its own; only
+    the first process has an engine.
+    """
     lora = config.actor.lora
-    if isinstance(engine, LocalEngine):
+    if isinstance(engine, LocalEngine) and team.size == 1:
         if lora is not None:
             raise ConfigError(
                 "actor.lora: a LocalEngine of yours samples without the adapters; give no engine"
@@ -95,21 +117,19 @@ def engine_and_model(
     model = _load(model_path(config), config, config.actor.dtype)
     if lora is not None:
         add_adapters(model, lora)
+    if not team.is_first:
+        return None, model
     if engine is not None:
         return engine, model
+    own = model if team.size == 1 else _load(model_path(config), config, config.actor.dtype)
     limits = config.engine
-    return (
-        LocalEngine(
-            model,
-            tokenizer,
-            max_batch_size=limits.max_batch_size,
-            max_seq_len=limits.max_seq_len,
-        ),
-        model,
+    engine = LocalEngine(
+        own, tokenizer, max_batch_size=limits.max_batch_size, max_seq_len=limits.max_seq_len
     )
+    return engine, model
 
 
-def make_actor(config: PPOConfig, model: Any, *, total_steps: int) -> Actor:
+def make_actor(config: PPOConfig, model: Any, *, total_steps: int, team: Team) -> Actor:
     """The actor on ``model``, with the reference and the critic that the config asks for.
 
     Raises:
@@ -123,7 +143,7 @@ def make_actor(config: PPOConfig, model: Any, *, total_steps: int) -> Actor:
         frozen = model
         if not is_actor:
             frozen = _load(ref.path or model_path(config), config, ref.dtype or actor.dtype)
-        reference = Reference(frozen, ref, temperature=temperature, is_actor=is_actor)
+        reference = Reference(frozen, ref, temperature=temperature, is_actor=is_actor, team=team)
     elif config.ref is not None:
         raise ConfigError("ref has no effect: set actor.kl_ctl or actor.kl_loss_coef above 0")
     if config.critic is not None:
@@ -131,7 +151,7 @@ def make_actor(config: PPOConfig, model: Any, *, total_steps: int) -> Actor:
         if config.critic.trunk == "separate":
             path = config.critic.path or model_path(config)
             own = _load(path, config, config.critic.dtype)
-        critic = Critic(own, config.critic, total_steps=total_steps)
+        critic = Critic(own, config.critic, total_steps=total_steps, team=team)
     return Actor(
         model,
         actor,
@@ -139,12 +159,16 @@ def make_actor(config: PPOConfig, model: Any, *, total_steps: int) -> Actor:
         temperature=temperature,
         reference=reference,
         critic=critic,
+        team=team,
     )
 
 
 def _load(path: str, config: PPOConfig, dtype: str) -> Any:
-    device = config.actor.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return load_model(path, device=torch.device(device), dtype=getattr(torch, dtype))
+    return load_model(path, device=torch.device(_device(config)), dtype=getattr(torch, dtype))
+
+
+def _device(config: PPOConfig) -> str:
+    return config.actor.device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def online_service(

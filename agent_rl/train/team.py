@@ -12,7 +12,7 @@ it sends is pickled: it is for the processes that one ``torchrun`` has started, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from agent_rl.errors import ConfigError
 from agent_rl.train.batch import Batch, MicroBatch, balanced, idle_micro_batch
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ class Command:
     """What the first process is about to do and the others do with it."""
 
     name: str
-    arguments: tuple[Any, ...] = ()
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 class Team:
@@ -43,17 +45,27 @@ class Team:
     ``reshards``: see ``parallel.reshard_after_forward``.
     """
 
+    _has_left = False
+
     def __init__(self, group: ProcessGroup | None = None, *, reshards: bool = True) -> None:
         self.reshards = reshards
-        self._group = group
+        self.group = group
         self.rank = 0 if group is None else dist.get_rank()
         self.size = 1 if group is None else dist.get_world_size()
 
     @classmethod
     def join(cls, device: str, *, reshards: bool = True) -> Team:
-        """The team of all processes of this ``torchrun``; of one where there was none."""
+        """The team of all processes of this ``torchrun``; of one where there was none.
+
+        Raises:
+            ConfigError: the team of this process has ended already.
+        """
         if not dist.is_torchelastic_launched():
             return cls()
+        if cls._has_left:
+            raise ConfigError(
+                "a second PPOTrainer in one torchrun: the other processes ended with the first one"
+            )
         if not dist.is_initialized():
             if device != "cpu":
                 torch.cuda.set_device(dist.get_node_local_rank())
@@ -80,7 +92,7 @@ class Team:
         if self.size == 1:
             return own
         count = torch.tensor(len(own))
-        dist.all_reduce(count, dist.ReduceOp.MAX, self._group)
+        dist.all_reduce(count, dist.ReduceOp.MAX, self.group)
         return own + [idle_micro_batch(batch)] * (int(count) - len(own))
 
     def add_up(self, values: Tensor) -> Tensor:
@@ -88,22 +100,23 @@ class Team:
         if self.size == 1:
             return values
         total = values.detach().to("cpu", copy=True)
-        dist.all_reduce(total, group=self._group)
+        dist.all_reduce(total, group=self.group)
         return total.to(values.device)
 
     def announce(self, command: Command) -> None:
         """Called by the first process; the others get the command from ``listen``."""
         if self.size > 1 and self.is_first:
-            dist.broadcast_object_list([command], src=0, group=self._group)
+            dist.broadcast_object_list([command], src=0, group=self.group)
 
     def listen(self) -> Command:
         """Wait for what the first process does next."""
         received: list[Any] = [None]
-        dist.broadcast_object_list(received, src=0, group=self._group)
+        dist.broadcast_object_list(received, src=0, group=self.group)
         assert isinstance(received[0], Command), "only announce() sends here"
         return received[0]
 
     def leave(self) -> None:
         """The last call in a process."""
         if self.size > 1:
+            type(self)._has_left = True
             dist.destroy_process_group()

@@ -27,14 +27,14 @@ from agent_rl.rollout.executor import RolloutEngine
 from agent_rl.stats import tracker as stats_tracker
 from agent_rl.stats.logger import FinetuneSpec, StatsLogger
 from agent_rl.stats.system import system_metrics
-from agent_rl.train import setup
+from agent_rl.train import health, setup
 from agent_rl.train.batch import Batch
-from agent_rl.train.checkpoint import save_adapter_checkpoint, save_hf_checkpoint
 from agent_rl.train.frequency import Frequency
 from agent_rl.train.interrupt import Interrupts
 from agent_rl.train.progress import RunProgress
 from agent_rl.train.random_states import seed_everything
 from agent_rl.train.recover import Recovery, Stateful
+from agent_rl.train.replica import Replica
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -100,15 +100,23 @@ class PPOTrainer:
         self.valid_rows = setup.dataset_rows("valid_dataset", valid_dataset, config.valid_dataset)
         self._loader = DataLoader(rows, config.rollout.consumer_batch_size, seed=config.seed)
         self.total_steps = config.total_train_steps or config.total_train_epochs * len(self._loader)
-        setup.write_config(config, self.run_dir)
+        self._team = setup.join_team(config)
+        if self._team.is_first:
+            setup.write_config(config, self.run_dir)
         seed_everything(config.seed)
         self.tokenizer = tokenizer or load_tokenizer(
             config.tokenizer_path or setup.model_path(config)
         )
-        self.engine, self._model = setup.engine_and_model(config, self.tokenizer, engine)
         self._owns_engine = engine is None
+        engine, model = setup.engine_and_model(config, self.tokenizer, engine, self._team)
+        self.actor = setup.make_actor(config, model, total_steps=self.total_steps, team=self._team)
+        self._replica = Replica(
+            self.actor, self._team, self.tokenizer, engine_model=getattr(engine, "model", None)
+        )
+        if engine is None:
+            self._replica.follow()
+        self.engine = engine
         setup.report_certification(self.tokenizer, config.rollout.agent)
-        self.actor = setup.make_actor(config, self._model, total_steps=self.total_steps)
         self.eval_gconfig = config.eval_gconfig or replace(config.gconfig, greedy=True)
         self.rollout = RolloutEngine(
             self.engine,
@@ -133,7 +141,10 @@ class PPOTrainer:
         self._recover_due = Frequency(config.recover)
         self._recovery = self._make_recovery()
         self._num_steps = self._resume()
-        self._progress = RunProgress(self.total_steps, num_done=self._num_steps)
+        self._is_whole = True
+        self._progress = RunProgress(
+            self.total_steps, num_done=self._num_steps, is_shown=not is_online
+        )
         self.source = source
         self._owns_source = is_online and source is None
         if self._owns_source:
@@ -155,6 +166,7 @@ class PPOTrainer:
             if self._owns_engine:
                 _run_apart(self.engine.close())
         finally:
+            self._replica.dismiss()
             self._logger.close()
 
     def train(
@@ -197,11 +209,11 @@ class PPOTrainer:
                 else eval_workflow_kwargs,
             },
         )
-        with Interrupts() as interrupts, self._progress:
+        with Interrupts(is_patient=self._team.size > 1) as interrupts, self._progress:
             try:
                 self._run(workflows, interrupts, on_step)
             except KeyboardInterrupt:
-                self._keep_stopped(interrupts)
+                self._keep_stopped()
                 if interrupts.is_terminated:
                     raise SystemExit(0) from None
                 raise
@@ -225,7 +237,8 @@ class PPOTrainer:
             self._commit(step, stats)
             if on_step is not None:
                 on_step(StepReport(step=step, total_steps=self.total_steps, stats=stats))
-            self._keep_step()
+            with interrupts.deferred():
+                self._keep_step()
             self._progress.advance()
 
     def _train_step(
@@ -234,13 +247,13 @@ class PPOTrainer:
         with self._phase("rollout"):
             trajectories = self._collect(workflows)
         batch = Batch.from_trajectories(trajectories)
-        with self._held():
-            with interrupts.deferred():
-                with self._phase("train_step"):
-                    self.actor.update(batch)
-                with self._phase("update_weights"):
-                    self._publish(step + 1)
-                self._num_steps = step + 1
+        with self._held(), interrupts.deferred():
+            self._is_whole = False
+            with self._phase("train_step"):
+                self._replica.update(batch)
+            with self._phase("update_weights"):
+                self._publish(step + 1)
+            self._num_steps, self._is_whole = step + 1, True
             is_last = self._num_steps == self.total_steps
             if self._saver_due.is_due(is_epoch_end=self._is_epoch_end) or is_last:
                 with self._phase("save"):
@@ -279,7 +292,9 @@ class PPOTrainer:
 
         With ``actor.lora`` the adapters are added in, and stand alone in its folder ``adapter``.
         """
-        return save_hf_checkpoint(self._model, self.tokenizer, self.run_dir / "checkpoints" / name)
+        folder = self.run_dir / "checkpoints" / name
+        self._replica.export(folder)
+        return folder
 
     @property
     def _is_epoch_end(self) -> bool:
@@ -300,7 +315,7 @@ class PPOTrainer:
 
     def _resume(self) -> int:
         """Continue from the state of an earlier process, if there is one; the steps it has done."""
-        if self._recovery is None or not self._recovery.load(self.actor):
+        if self._recovery is None or not self._recovery.load(self._replica):
             return 0
         num_steps = self._recovery.num_steps
         self._publish(num_steps)
@@ -317,8 +332,8 @@ class PPOTrainer:
             with self._phase("recover"):
                 self._write_recovery(self._recovery)
 
-    def _keep_stopped(self, interrupts: Interrupts) -> None:
-        if interrupts.is_torn:
+    def _keep_stopped(self) -> None:
+        if not self._is_whole:
             logger.warning("stopped within an update: the weights are of no step and not kept")
         elif self._recovery is None:
             logger.warning("stopped; the checkpoint is in %s", self.save("interrupted"))
@@ -331,7 +346,7 @@ class PPOTrainer:
             logger.warning("stopped after step %d; run it again to go on", self._num_steps)
 
     def _write_recovery(self, recovery: Recovery) -> None:
-        recovery.save(self.actor)
+        recovery.save(self._replica)
         self.rollout.mark_trained(self._num_steps)
 
     def _run_evaluation(self, workflow: dict[str, Any]) -> None:
@@ -350,10 +365,11 @@ class PPOTrainer:
     def _publish(self, version: int) -> None:
         """Make the engine sample from the weights as they are now, as ``version``."""
         if isinstance(self.engine, LocalEngine):
+            self._replica.copy_to_engine()
             update = WeightUpdate(version=version)
         elif self.config.actor.lora is not None:
-            target = self.run_dir / "checkpoints" / "published_adapter"
-            folder = save_adapter_checkpoint(self._model, target)
+            folder = self.run_dir / "checkpoints" / "published_adapter"
+            self._replica.export_adapters(folder)
             update = WeightUpdate(version=version, method="lora", path=folder)
         else:
             folder = self.save("published")
@@ -362,7 +378,9 @@ class PPOTrainer:
 
     def _commit(self, step: int, stats: Mapping[str, float]) -> None:
         epoch, epoch_step = divmod(step, len(self._loader))
-        self._logger.commit(epoch, epoch_step, step, stats)
+        self._logger.commit(epoch, epoch_step, step, stats, summary=health.describe(stats))
+        for fault in health.find_faults(stats):
+            logger.warning("step %d: %s", step + 1, fault)
 
 
 def _run_apart(coroutine: Coroutine[Any, Any, None]) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from agent_rl import small_model
@@ -42,11 +42,21 @@ def test_state_round_trip(tmp_path: Path) -> None:
         "step": 7,
         "names": ["x", None, True, 0.5],
     }
-    loaded = load_state(save_state(state, tmp_path / "new" / "state.safetensors"))
+    loaded = load_state(save_state(state, tmp_path / "new" / "state"))
     assert torch.equal(loaded["weights"]["a"], torch.arange(3.0))
     assert torch.equal(loaded["rng"], state["rng"])
     assert (loaded["step"], loaded["names"]) == (7, ["x", None, True, 0.5])
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["state.safetensors"]
+
+
+def test_kinds_of_tensors_and_keys(tmp_path: Path) -> None:
+    """Tied tensors, a view, a transposed one, none at all, and a number as key."""
+    whole = torch.arange(4.0)
+    state = {"tied": [whole, whole], "part": whole[:2], 3: {"turned": torch.ones(2, 3).T}}
+    loaded = load_state(save_state(state, tmp_path / "state"))
+    assert [tensor.tolist() for tensor in loaded["tied"]] == 2 * [[0.0, 1.0, 2.0, 3.0]]
+    assert loaded["part"].tolist() == [0.0, 1.0]
+    assert loaded[3]["turned"].shape == (3, 2)
+    assert load_state(save_state({"step": 1}, tmp_path / "plain")) == {"step": 1}
 
 
 class Malicious:
@@ -58,48 +68,39 @@ class Malicious:
 
 
 def test_malicious_file_is_refused(tmp_path: Path) -> None:
-    """Case B155: the pickle is not run, and the failure is an error, not a fresh start."""
-    path, marker = tmp_path / "state.safetensors", tmp_path / "marker"
-    torch.save({"step": Malicious(marker)}, path)
-    with pytest.raises(CheckpointError, match=r"state\.safetensors"):
-        load_state(path)
+    """Case B155: no pickle is run, and the failure is an error, not a fresh start."""
+    folder, marker = save_state({"a": torch.ones(2)}, tmp_path / "state"), tmp_path / "marker"
+    pickled = pickle.dumps({"step": Malicious(marker)})
+    (folder / ".metadata").write_bytes(pickled)  # the name that torch's own format pickles under
+    assert load_state(folder)["a"].tolist() == [1.0, 1.0]
+    for path in folder.iterdir():
+        path.write_bytes(pickled)
+    with pytest.raises(CheckpointError, match="state"):
+        load_state(folder)
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 half a zip"])
-def test_damaged_file_is_an_error(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "state.safetensors"
-    path.write_bytes(content)
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"[1, 2]", b'{"tensor": "/b"}'])
+def test_damaged_tree_is_an_error(tmp_path: Path, content: bytes) -> None:
+    folder = save_state({"a": torch.ones(2)}, tmp_path / "state")
+    (folder / "tree.json").write_bytes(content)
     with pytest.raises(CheckpointError):
-        load_state(path)
+        load_state(folder)
 
 
-def test_missing_and_foreign_files(tmp_path: Path) -> None:
+def test_missing_tensors_and_folders_are_errors(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
-        load_state(tmp_path / "none.safetensors")
-    save_file({"a": torch.ones(2)}, tmp_path / "weights.safetensors")
-    with pytest.raises(CheckpointError, match="is no saved state"):
-        load_state(tmp_path / "weights.safetensors")
-
-
-def test_tied_and_overlapping_tensors(tmp_path: Path) -> None:
-    """One tensor under two keys is stored once; a view of another is stored for itself."""
-    whole = torch.arange(4.0)
-    state = {"a": whole, "tied": whole, "part": whole[:2], 3: {"turned": torch.ones(2, 3).T}}
-    path = save_state(state, tmp_path / "state.safetensors")
-    assert set(load_file(path)) == {"/a", "/part", "/3/turned"}
-    loaded = load_state(path)
-    assert loaded["tied"].tolist() == [0.0, 1.0, 2.0, 3.0]
-    assert loaded["part"].tolist() == [0.0, 1.0]
-    assert loaded[3]["turned"].shape == (3, 2)
+        load_state(tmp_path / "none")
+    folder = save_state({"a": torch.ones(2)}, tmp_path / "state")
+    next(folder.glob("*.safetensors")).unlink()
+    with pytest.raises(CheckpointError):
+        load_state(folder)
 
 
 def test_a_state_that_could_not_be_read_is_not_written(tmp_path: Path) -> None:
-    path = save_state({"step": 1}, tmp_path / "state.safetensors")
     with pytest.raises(CheckpointError, match="cannot hold /step"):
-        save_state({"step": Path("x")}, path)
-    assert load_state(path) == {"step": 1}
-    assert [p.name for p in tmp_path.iterdir()] == ["state.safetensors"]
+        save_state({"step": Path("x")}, tmp_path / "state")
+    assert not (tmp_path / "state").exists()
 
 
 def test_hf_folder_keeps_tokenizer_and_template(tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_failed_save_keeps_the_old_folder(tmp_path: Path) -> None:
     folder = save_hf_checkpoint(model(), None, tmp_path / "out")
 
     class Failing:
-        def save_pretrained(self, folder: Path) -> None:
+        def save_pretrained(self, folder: Path, *, state_dict: object) -> None:
             (folder / "half.safetensors").write_text("half")
             raise OSError("disk full")
 
