@@ -59,7 +59,13 @@ class Stage:
         self._replies = replies
         self._ended: set[str] = set()
 
-    def play(self, agent: Callable[[], Any], *, export_style: str = "concat") -> None:
+    def play(
+        self,
+        agent: Callable[[], Any],
+        *,
+        export_style: str = "concat",
+        reply: Callable[[ModelRequest], Any] | None = None,
+    ) -> None:
         """Run one episode of ``agent`` for each item, all at once."""
 
         async def watch(data: dict[str, Any], client: ArealOpenAI, **address: str) -> Any:
@@ -96,7 +102,7 @@ class Stage:
                 export_style=export_style, chat_template_type="concat", turn_discount=0.5
             ),
         )
-        engine = GuidedEngine([self._reply], tokenizer=self.tokenizer, repeat=True)
+        engine = GuidedEngine([reply or self._reply], tokenizer=self.tokenizer, repeat=True)
         data = [{"item": item, "count": 2, "reset": {"item": item}} for item in self._replies]
         with RolloutEngine(engine, config, tokenizer=self.tokenizer) as rollout:
             groups = rollout.rollout_batch(data, watched)
@@ -243,3 +249,15 @@ def check_failing_tool(
         error = error.__cause__ or error.__context__
     assert error is not None, f"{stage.errors['gold']!r} does not come from the tool"
     assert len(stage.rows("corn")) == len(stage.expected_rows("corn"))
+
+
+def check_broken_engine(agent: Callable[[], Any]) -> None:
+    """What the framework makes of the SDK's error does not hide whose fault it is."""
+
+    async def break_down(request: ModelRequest) -> list[int]:
+        raise ValueError("the decoder broke")
+
+    stage = Stage({"corn": []})
+    stage.play(agent, reply=break_down)
+    assert stage.groups["corn"] is None
+    assert stage.stats["rollout/failed/engine"] == 1.0

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("dspy", reason="needs pip install 'agent-rl[dspy]'")
 
 from dspy_agent import DSPyClerk
-from scenario import check_conversation, check_failing_tool
+from scenario import check_broken_engine, check_conversation, check_failing_tool
 from shop import PRICES
 
 
@@ -33,3 +33,4 @@ def test_the_example() -> None:
     """ReAct writes its trajectory into one user message: no call replays an answer as such."""
     check_conversation(DSPyClerk, forks=dict.fromkeys(range(1, 6)), replies=replies)
     check_failing_tool(DSPyClerk, first=step("price", '{"item": "gold"}'), replies=replies)
+    check_broken_engine(DSPyClerk)

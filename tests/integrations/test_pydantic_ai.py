@@ -13,7 +13,14 @@ from pydantic_ai import Agent, NativeOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai_agent import PydanticAIClerk
-from scenario import Stage, call_of, check_conversation, check_failing_tool, check_individual
+from scenario import (
+    Stage,
+    call_of,
+    check_broken_engine,
+    check_conversation,
+    check_failing_tool,
+    check_individual,
+)
 from shop import INSTRUCTIONS, PRICES, price, questions, reward
 
 
@@ -25,6 +32,7 @@ def test_the_example() -> None:
     check_conversation(PydanticAIClerk)
     check_individual(PydanticAIClerk)
     check_failing_tool(PydanticAIClerk)
+    check_broken_engine(PydanticAIClerk)
 
 
 class StreamingClerk:

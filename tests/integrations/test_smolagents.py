@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("smolagents", reason="needs pip install 'agent-rl[smolagents]'")
 
-from scenario import call_of, check_conversation, check_failing_tool
+from scenario import call_of, check_broken_engine, check_conversation, check_failing_tool
 from shop import PRICES
 from smolagents_agent import SmolagentsClerk
 
@@ -24,3 +24,4 @@ def test_the_example() -> None:
     forks = dict.fromkeys((1, 2, 3), "edited")
     check_conversation(SmolagentsClerk, forks=forks, replies=replies)
     check_failing_tool(SmolagentsClerk, replies=replies)
+    check_broken_engine(SmolagentsClerk)
