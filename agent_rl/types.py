@@ -121,6 +121,7 @@ class ModelResponse:
     top-p/top-k/min-p truncation; ``output_versions`` is the version of the weights that produced
     each token. ``output_top_logprobs`` holds (token id, log-prob) pairs where they were asked for.
     ``output_forced``, given under a grammar, says which tokens were the only ones allowed.
+    ``num_cached_tokens`` of the prompt the engine did not have to compute; None: not known.
     The stop token, when one was sampled, is the last output token.
     """
 
@@ -133,6 +134,7 @@ class ModelResponse:
     ttft_s: float = 0.0
     output_top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
     output_forced: tuple[bool, ...] | None = None
+    num_cached_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("input_tokens", "output_tokens", "output_logprobs", "output_versions"):
@@ -161,21 +163,28 @@ class RolloutGroup:
     """How the rows of one trajectory batch belong to logical rollouts.
 
     ``row_counts[i]`` contiguous rows belong to logical rollout ``i``; ``rewards[i]`` is its reward
-    reference, None where none was given. Example: slot 0 exports 3 rows, slot 1 one row ->
-    ``row_counts=(3, 1)``: physical size 4, logical size 2.
+    reference, None where none was given; ``truncated[i]`` says that it ended where its budget did.
+    Example: slot 0 exports 3 rows, slot 1 one row -> ``row_counts=(3, 1)``: physical size 4,
+    logical size 2.
     """
 
     row_counts: tuple[int, ...]
     rewards: tuple[float | None, ...] | None = None
+    truncated: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
         counts = tuple(self.row_counts)
+        truncated = tuple(self.truncated) or (False,) * len(counts)
         rewards = (None,) * len(counts) if self.rewards is None else tuple(self.rewards)
         if not counts or any(type(count) is not int or count < 1 for count in counts):
             raise ValueError(f"RolloutGroup.row_counts must be positive integers, got {counts!r}")
         if len(rewards) != len(counts):
             raise ValueError(
                 f"RolloutGroup has {len(counts)} row_counts but {len(rewards)} rewards"
+            )
+        if len(truncated) != len(counts) or any(type(flag) is not bool for flag in truncated):
+            raise ValueError(
+                f"RolloutGroup.truncated must be one bool for each row count, got {truncated!r}"
             )
         for reward in rewards:
             is_number = isinstance(reward, int | float) and not isinstance(reward, bool)
@@ -185,6 +194,7 @@ class RolloutGroup:
                 )
         object.__setattr__(self, "row_counts", counts)
         object.__setattr__(self, "rewards", rewards)
+        object.__setattr__(self, "truncated", truncated)
 
     @property
     def references(self) -> tuple[float | None, ...]:
@@ -195,6 +205,12 @@ class RolloutGroup:
     @property
     def num_rows(self) -> int:
         return sum(self.row_counts)
+
+    @property
+    def truncated_rows(self) -> list[bool]:
+        """``truncated`` of each row's logical rollout."""
+        pairs = zip(self.row_counts, self.truncated, strict=True)
+        return [flag for count, flag in pairs for _ in range(count)]
 
     @property
     def num_rollouts(self) -> int:

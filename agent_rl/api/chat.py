@@ -7,6 +7,7 @@ refused.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,7 +95,7 @@ def read_chat_request(session: Session, body: JsonObject) -> ChatRequest:
 
 
 def usage(plan: PromptPlan, choices: list[Choice]) -> JsonObject:
-    """Real tokens: every sampled one counts, the end-of-turn token too. Unknown cache use is 0."""
+    """Real tokens: every sampled one counts, the end-of-turn token too. Unknown reuse is 0."""
     prompt = len(plan.input_ids)
     sampled = sum(len(choice.response.output_tokens) for choice in choices)
     reasoning = sum(choice.num_reasoning_tokens for choice in choices)
@@ -102,9 +103,15 @@ def usage(plan: PromptPlan, choices: list[Choice]) -> JsonObject:
         "prompt_tokens": prompt,
         "completion_tokens": sampled,
         "total_tokens": prompt + sampled,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": num_cached_tokens(choices)},
         "completion_tokens_details": {"reasoning_tokens": reasoning},
     }
+
+
+def num_cached_tokens(choices: Sequence[Choice]) -> int:
+    """Prompt tokens that the engine had before the call: later choices find the first one's too."""
+    known = [choice.response.num_cached_tokens or 0 for choice in choices]
+    return min(known, default=0)
 
 
 def chat_logprobs(content: list[JsonObject]) -> JsonObject:

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from agent_rl.api.chat import num_cached_tokens
 from agent_rl.api.demands import read_demands
 from agent_rl.api.fields import Fields
 from agent_rl.api.generate import Choice, generate, new_id, plan_prompt, record
@@ -224,7 +225,10 @@ def _usage(plan: PromptPlan, choice: Choice) -> JsonObject:
     prompt, sampled = len(plan.input_ids), len(choice.response.output_tokens)
     return {
         "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "input_tokens_details": {
+            "cached_tokens": num_cached_tokens([choice]),
+            "cache_write_tokens": 0,
+        },
         "output_tokens": sampled,
         "output_tokens_details": {"reasoning_tokens": choice.num_reasoning_tokens},
         "total_tokens": prompt + sampled,

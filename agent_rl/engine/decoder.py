@@ -79,6 +79,9 @@ class Decoder:
         admitted = [sequence for sequence in waiting if self._table.admit(sequence)]
         if admitted:
             self.counters.reused_tokens += sum(s.num_cached for s in admitted)
+            for sequence in admitted:
+                if sequence.num_reused is None:  # not again after new weights dropped the cache
+                    sequence.num_reused = sequence.num_cached
             self._plan = None
         return admitted
 

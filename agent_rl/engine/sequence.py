@@ -30,6 +30,7 @@ class SampledToken:
 class Sequence:
     """``ids[:num_cached]`` have keys and values in a slot; ``end_ids`` end the completion.
 
+    ``num_reused``: tokens of the prompt that were there when it was first seated.
     With a ``matcher``, ``forced`` says of each sampled token whether it was the only one allowed.
     """
 
@@ -42,6 +43,7 @@ class Sequence:
     noise: random.Random
     matcher: Matcher | None = None
     num_cached: int = 0
+    num_reused: int | None = None
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
@@ -116,6 +118,7 @@ class Sequence:
             ttft_s=first_s - self.start_s,
             output_top_logprobs=tuple(self.top_logprobs) if self.gconfig.top_logprobs else None,
             output_forced=tuple(self.forced) if self.matcher is not None else None,
+            num_cached_tokens=self.num_reused,
         )
         self.mailbox.put(response)
 

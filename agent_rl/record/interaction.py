@@ -39,6 +39,7 @@ class InteractionWithTokenLogpReward:
     __slots__ = (
         "_history",
         "_new_messages",
+        "_num_cached",
         "_path",
         "_stop_reason",
         "_times_s",
@@ -122,6 +123,7 @@ class InteractionWithTokenLogpReward:
         self._stop_reason = response.stop_reason
         self._times_s = (response.latency_s, response.ttft_s)
         self._top_logprobs = response.output_top_logprobs
+        self._num_cached = response.num_cached_tokens
         if path is None:
             self._path = _path_of(response, self.parent, self.temperature)
 
@@ -165,6 +167,7 @@ class InteractionWithTokenLogpReward:
             ttft_s=self._times_s[1],
             output_top_logprobs=self._top_logprobs,
             output_forced=None if path.forced is None else tuple(map(bool, path.forced)),
+            num_cached_tokens=self._num_cached,
         )
 
     @property

@@ -78,3 +78,20 @@ async def test_old_completions(client: ArealOpenAI) -> None:
     assert list(extras(Completion.model_validate(completion.to_dict()))) == []
     tops = completion.choices[0].logprobs.top_logprobs
     assert len(tops) == len(completion.choices[0].logprobs.tokens)
+
+
+async def test_usage_has_what_the_engine_reused(tokenizer: Any) -> None:
+    """Of two choices the second finds what the first has computed: not reused by the call."""
+    replies: list[Any] = [
+        {"output_tokens": (5,), "num_cached_tokens": count} for count in (7, 30, 4, None)
+    ]
+    client = ArealOpenAI(ScriptedEngine(replies, tokenizer=tokenizer), tokenizer)
+    ask: Any = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    two = await client.chat.completions.create(**ask, n=2)
+    assert two.usage.prompt_tokens_details.cached_tokens == 7
+    response = await client.responses.create(model="m", input="hi")
+    assert response.usage.input_tokens_details.cached_tokens == 4
+    interaction = client.interactions[response.id]
+    assert interaction.model_response.num_cached_tokens == 4
+    unknown = await client.chat.completions.create(**ask)
+    assert unknown.usage.prompt_tokens_details.cached_tokens == 0

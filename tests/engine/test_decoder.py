@@ -62,6 +62,7 @@ async def test_a_next_turn_computes_only_what_is_new(
     turn_2 = [*first.input_tokens, *first.output_tokens, *prompt(2, 5)]
     second = await engine.agenerate(request(turn_2, 4))
     assert engine.counters.reused_tokens == 37
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 37)
     assert engine.counters.prefill_tokens == 29 + 29 + (43 - 1 - 37)
     assert_fresh(model, second)
 
