@@ -8,8 +8,9 @@ engine: its attention is put back afterwards. Knows nothing of rewards and losse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -26,8 +27,8 @@ from agent_rl.train.tree import Segment
 _ATTENTION = "agent_rl_segments"
 _CHUNK_ELEMENTS = 1 << 25
 """Logits that are worked on at once: 128 MiB in float32."""
-_KEPT_ELEMENTS = 1 << 26
-"""Up to so many (256 MiB) are kept from the forward to the backward pass."""
+_KEPT_ELEMENTS = 1 << 27
+"""Up to so many (512 MiB) are kept from the forward to the backward pass."""
 
 
 def predicted_logprobs(
@@ -51,7 +52,7 @@ def hidden_states(trunk: Any, micro_batch: MicroBatch) -> Tensor:
         input_ids=micro_batch.input_ids[None],
         position_ids=micro_batch.positions[None],
         use_cache=False,
-        segment_plans=[_plan(segment, micro_batch) for segment in micro_batch.segments],
+        segment_plans=_Plans([_plan(segment, micro_batch) for segment in micro_batch.segments]),
     ).last_hidden_state[0]
     return hidden
 
@@ -237,6 +238,13 @@ def _chunks(num_tokens: int, vocabulary: int) -> list[slice]:
     return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
 
 
+@dataclass(frozen=True, slots=True)
+class _Plans:
+    """Opaque on its way through the layers: a compiled layer fits every division into segments."""
+
+    of_segments: list[tuple[int, tuple[int, ...], Tensor | None]]
+
+
 def _plan(segment: Segment, micro_batch: MicroBatch) -> tuple[int, tuple[int, ...], Tensor | None]:
     """Length, ancestors, and which keys each token sees (None: the causal rule says it all)."""
     size = segment.num_tokens
@@ -249,6 +257,7 @@ def _plan(segment: Segment, micro_batch: MicroBatch) -> tuple[int, tuple[int, ..
     return size, segment.ancestors, visible
 
 
+@torch.compiler.disable
 def _attend(
     module: torch.nn.Module,
     query: Tensor,
@@ -256,7 +265,7 @@ def _attend(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    segment_plans: Sequence[tuple[int, tuple[int, ...], Tensor | None]],
+    segment_plans: _Plans,
     scaling: float | None = None,
     sliding_window: int | None = None,
     **_kwargs: Any,
@@ -267,11 +276,11 @@ def _attend(
             f"actor.max_tokens_per_mb: this model attends to a window of {sliding_window} tokens, "
             f"but the micro-batch has {query.shape[2]}; windows are not supported"
         )
-    sizes = [size for size, _, _ in segment_plans]
+    sizes = [size for size, _, _ in segment_plans.of_segments]
     queries, keys, values = (torch.split(states, sizes, dim=2) for states in (query, key, value))
     outputs = []
     for i, (part, (_size, ancestors, visible)) in enumerate(
-        zip(queries, segment_plans, strict=True)
+        zip(queries, segment_plans.of_segments, strict=True)
     ):
         path = (*ancestors, i)
         outputs.append(

@@ -64,7 +64,7 @@ class Optimizer:
             lr=config.lr,
             betas=(config.beta1, config.beta2),
             eps=config.eps,
-            fused=bool(self._masters) and self._masters[0].is_cuda,
+            fused=bool(self._masters),
         )
         self._set_lr()
 

@@ -247,3 +247,21 @@ def test_tree_gradients_of_the_real_model() -> None:
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
     difference = (gradients[0] - gradients[1]).norm() / gradients[0].norm()
     assert difference < 1e-5
+
+
+@pytest.mark.slow
+def test_compiled_passes_change_nothing() -> None:
+    """Three updates of rows in many divisions: one compilation, the same weights."""
+    weights = []
+    for is_compiled in (False, True):
+        keys = {
+            "compile": is_compiled,
+            "max_tokens_per_mb": 25,
+            "optimizer": {"lr": 0.01, "eps": 1},
+        }
+        model = tiny_model(torch.float32)
+        actor = Actor(model, ActorConfig.model_validate(keys), total_steps=9, temperature=0.7)
+        for seed in range(3):
+            actor.update(Batch.from_trajectories(groups(seed)))
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    torch.testing.assert_close(weights[1], weights[0], atol=1e-6, rtol=0.0)
