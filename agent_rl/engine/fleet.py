@@ -76,7 +76,9 @@ class Fleet:
 
         await self._each(self.router.servers, meet)
         if not infos:
-            raise EngineError(f"no inference server answers: {self._reasons()}")
+            reasons = self._reasons()
+            await self.close()
+            raise EngineError(f"no inference server answers: {reasons}")
         self.max_seq_len = min(info.max_seq_len for info in infos.values())
         self.supported = frozenset.intersection(*(info.supported for info in infos.values()))
         newest = max(infos.values(), key=lambda info: _version(info.weight_version))

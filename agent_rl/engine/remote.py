@@ -37,7 +37,7 @@ from agent_rl.types import ModelRequest, ModelResponse
 logger = logging.getLogger(__name__)
 
 # Servers that fail one request this often would fail it forever.
-_MAX_FAILURES = 8
+_MAX_FAILURES = 6
 _BACKOFF_S = (0.05, 2.0)
 _CLOSE_TIMEOUT_S = 5.0
 
@@ -123,6 +123,11 @@ class RemoteEngine:
         self._router = self._fleet.router
         self.max_seq_len = self._fleet.max_seq_len
         self.supported = self._fleet.supported
+
+    @property
+    def up(self) -> list[str]:
+        """Addresses of the servers that take requests now."""
+        return [server.address for server in self._router.up]
 
     # Generating
 
