@@ -22,9 +22,9 @@ _NOT_JSON = re.compile(rb"NaN|Infinity")
 
 
 def parse_body(content: bytes) -> JsonObject:
-    """Raises RequestError for anything but a JSON object."""
+    """Raises RequestError for anything but a JSON object. No body is an empty one."""
     try:
-        body = json.loads(content.decode("utf-8", "surrogatepass"))
+        body = json.loads((content or b"{}").decode("utf-8", "surrogatepass"))
     except RecursionError as error:
         raise too_deep() from error
     except ValueError as error:

@@ -19,7 +19,7 @@ from agent_rl.api.logprobs import response_entries
 from agent_rl.api.sampling import read_sampling
 from agent_rl.api.session import Session
 from agent_rl.api.turn import Turn, check_messages, effort_kwargs, read_labels
-from agent_rl.errors import NotSupportedError, RequestError
+from agent_rl.errors import RequestError
 from agent_rl.record.plan import PromptPlan
 from agent_rl.types import JsonObject
 
@@ -130,16 +130,6 @@ def response_object(
     }
 
 
-def stored_response(session: Session, response_id: str) -> JsonObject:
-    """GET /responses/{id}. Raises NotSupportedError (404) for one that is not recorded."""
-    interaction = session.cache.get(response_id)
-    if interaction is None or not isinstance(interaction.response, dict):
-        raise NotSupportedError(
-            f"no response {response_id!r} is recorded", code="response_not_found"
-        )
-    return interaction.response
-
-
 def text_logprobs(session: Session, turn: Turn, choice: Choice) -> list[JsonObject]:
     return response_entries(session.format, choice.response) if turn.has_logprobs else []
 
@@ -163,7 +153,7 @@ def _messages(fields: Fields, session: Session, previous: str | None) -> list[Js
 
 def _history(session: Session, previous: str) -> list[JsonObject]:
     interaction = session.cache.get(previous)
-    if interaction is None:
+    if interaction is None or previous in session.deleted:
         raise RequestError(
             f"previous_response_id {previous!r} is not recorded (store=False keeps nothing)",
             param="previous_response_id",

@@ -6,7 +6,7 @@ become replies here; anything else is a bug and passes through.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -29,8 +29,14 @@ from agent_rl.api.messages import (
 )
 from agent_rl.api.models import list_models, model_object
 from agent_rl.api.response_stream import response_events
-from agent_rl.api.responses import create_response, read_response_request, stored_response
+from agent_rl.api.responses import create_response, read_response_request
 from agent_rl.api.session import Session
+from agent_rl.api.stored import (
+    cancel_response,
+    delete_response,
+    input_items,
+    retrieve_response,
+)
 from agent_rl.errors import AgentRLError, NotSupportedError
 from agent_rl.types import JsonObject
 
@@ -74,19 +80,24 @@ async def answer(
     path: str,
     content: bytes | JsonObject,
     *,
+    query: Mapping[str, str] | None = None,
     is_retry: bool = False,
     on_accept: OnAccept = _nobody,
 ) -> Reply:
     """``path`` without the version prefix: ``chat/completions``. A retry is no new call.
 
-    ``content`` is the body, or the object already read from it. ``on_accept`` is called with the
-    messages in chat form when the request is valid and will be generated.
+    ``content`` is the body, or the object already read from it; ``query`` is what follows "?".
+    ``on_accept`` is called with the messages in chat form when the request is valid and will be
+    generated.
     """
     try:
         if method == "GET":
-            return _look_up(session, path)
+            return _look_up(session, path, query or {})
         if not has_endpoint(method, path):
             raise _unknown(method, path)
+        change = _change(method, path)
+        if change is not None:
+            return Reply(body=change[0](session, change[1]))
         body = content if isinstance(content, dict) else parse_body(content)
         if path == _COUNT_TOKENS:
             return Reply(body=count_tokens(session, body))
@@ -114,15 +125,30 @@ def error_reply(error: AgentRLError, path: str) -> Reply:
 def has_endpoint(method: str, path: str) -> bool:
     if method == "GET":
         return path.partition("/")[0] in ("models", "responses")
-    return method == "POST" and (path in _GENERATORS or path == _COUNT_TOKENS)
+    is_known = path in _GENERATORS or path == _COUNT_TOKENS
+    return (method == "POST" and is_known) or _change(method, path) is not None
 
 
-def _look_up(session: Session, path: str) -> Reply:
+def _change(method: str, path: str) -> tuple[Callable[[Session, str], JsonObject], str] | None:
+    """What is done to a stored response, and its id."""
+    kind, _, rest = path.partition("/")
+    name = rest.removesuffix(_CANCEL)
+    if kind != "responses" or not name or "/" in name:
+        return None
+    if method == "DELETE" and rest == name:
+        return delete_response, name
+    return (cancel_response, name) if method == "POST" and rest != name else None
+
+
+def _look_up(session: Session, path: str, query: Mapping[str, str]) -> Reply:
     kind, _, name = path.partition("/")
     if kind == "models":
         return Reply(body=model_object(name) if name else list_models(session))
-    if kind == "responses" and name and "/" not in name:
-        return Reply(body=stored_response(session, name), request_id=name)
+    response_id, _, part = name.partition("/")
+    if kind == "responses" and part == "input_items":
+        return Reply(body=input_items(session, response_id, query))
+    if kind == "responses" and response_id and not part:
+        return Reply(body=retrieve_response(session, name, query), request_id=name)
     raise _unknown("GET", path)
 
 
@@ -177,6 +203,7 @@ async def _streamed(events: EventStream) -> Reply:
 
 
 _COUNT_TOKENS = "messages/count_tokens"
+_CANCEL = "/cancel"
 _DONE = b"data: [DONE]\n\n"
 Generator: TypeAlias = Callable[[Session, JsonObject, OnAccept], Awaitable[Reply]]
 _GENERATORS: dict[str, Generator] = {

@@ -30,6 +30,7 @@ class Session:
             top_k, min_p and penalties win.
         engine_max_tokens: bound on prompt and completion together, below the engine's own.
         max_requests: calls after which everything is answered with 429; a retry does not count.
+        deleted: responses that the caller deleted; their interactions stay in the record.
         model: the id that ``models.list`` shows. Requests may name any model.
     """
 
@@ -42,6 +43,7 @@ class Session:
     engine_max_tokens: int | None = None
     max_requests: int | None = None
     model: str = "default"
+    deleted: set[str] = field(default_factory=set, repr=False)
     _calls: Iterator[int] = field(default_factory=lambda: itertools.count(1), repr=False)
 
     def __post_init__(self) -> None:

@@ -59,7 +59,14 @@ class InProcessTransport(hx.AsyncBaseTransport):
         is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
         try:
             async with asyncio.timeout(read_timeout_s(request)):
-                reply = await answer(self.session, request.method, path, content, is_retry=is_retry)
+                reply = await answer(
+                    self.session,
+                    request.method,
+                    path,
+                    content,
+                    query=dict(request.url.params),
+                    is_retry=is_retry,
+                )
         except TimeoutError as error:
             raise _read_timeout(request) from error
         if reply.events is not None:

@@ -280,3 +280,54 @@ async def test_an_error_in_a_stream_is_raised(tokenizer: Any) -> None:
         async for _ in await ask(client, stream=True):
             pass
     assert len(client.interactions) == 0
+
+
+async def test_input_items_of_a_stored_response(tokenizer: Any) -> None:
+    client = make(tokenizer, "one", "two")
+    first = await client.responses.create(model="m", input="hi", instructions="S")
+    call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c1", "output": "r"}
+    items: Any = [{"type": "reasoning", "id": "x", "summary": [], "content": []}, call, result]
+    second = await client.responses.create(model="m", input=items, previous_response_id=first.id)
+    listed = await client.responses.input_items.list(second.id, order="asc")
+    kinds = [(item.type, getattr(item, "role", None)) for item in listed.data]
+    assert kinds == [
+        ("message", "user"),
+        ("message", "assistant"),
+        ("function_call", None),
+        ("function_call_output", None),
+    ]
+    assert listed.data[0].content[0].text == "hi"
+    assert listed.data[3].output == "r"
+    paged = [item.id async for item in client.responses.input_items.list(second.id, limit=1)]
+    assert paged == [item.id for item in reversed(listed.data)]
+    for bad in ({"limit": 0}, {"order": "up"}, {"after": "nobody"}, {"extra_query": {"x": "1"}}):
+        with pytest.raises(openai.BadRequestError):
+            await client.responses.input_items.list(second.id, **bad)
+
+
+async def test_a_deleted_response_is_gone_and_still_trained_on(tokenizer: Any) -> None:
+    client = make(tokenizer, "one", "two")
+    response = await client.responses.create(model="m", input="hi")
+    await client.responses.delete(response.id)
+    for call in (
+        client.responses.retrieve(response.id),
+        client.responses.delete(response.id),
+        client.responses.input_items.list(response.id),
+        client.responses.cancel(response.id),
+    ):
+        with pytest.raises(openai.NotFoundError):
+            await call
+    with pytest.raises(openai.BadRequestError, match="not recorded"):
+        await client.responses.create(model="m", input="hi", previous_response_id=response.id)
+    client.set_reward(response.id, 1.0)
+    assert list(client.export_interactions("individual")) == [response.id]
+
+
+async def test_a_finished_response_cannot_be_cancelled(tokenizer: Any) -> None:
+    client = make(tokenizer, "one")
+    response = await client.responses.create(model="m", input="hi")
+    with pytest.raises(openai.BadRequestError, match="background"):
+        await client.responses.cancel(response.id)
+    with pytest.raises(openai.BadRequestError, match="stream"):
+        await client.responses.retrieve(response.id, stream=True)

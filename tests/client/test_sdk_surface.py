@@ -60,7 +60,7 @@ async def test_parse(tokenizer: Any, guided_engine_type: type) -> None:
     for parse in (client.chat.completions.parse, client.beta.chat.completions.parse):
         parsed = await parse(model="m", messages=HI, response_format=Answer)
         assert parsed.choices[0].message.parsed == Answer(x=3)
-    assert engine.requests[0].gconfig.grammar.startswith("start: %json {")
+    assert engine.requests[0].gconfig.grammar.startswith("start: answer\nanswer: %json {")
     assert len(client.interactions) == 2
 
 
