@@ -19,7 +19,7 @@ MAX_TURNS = 4  # model calls that one question may take
 SETTINGS = [
     "experiment_name=frameworks",
     "total_train_steps=2",
-    "rollout.group_size=2",
+    "rollout.group_size=4",
     "rollout.consumer_batch_size=2",
     "rollout.agent.export_style=concat",
     "rollout.agent.chat_template_type=concat",
@@ -43,7 +43,10 @@ def questions(data: dict[str, Any]) -> list[str]:
 
 
 def reward(data: dict[str, Any], answer: str) -> float:
-    return float(str(PRICES[data["item"]] * data["count"]) in answer)
+    """1 for the right sum, a little for any number: a small model has to begin somewhere."""
+    if str(PRICES[data["item"]] * data["count"]) in answer:
+        return 1.0
+    return 0.2 if any(character.isdigit() for character in answer) else 0.0
 
 
 def train(agent: type) -> None:
