@@ -10,8 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from test_recover import ROWS, Crash, LetterAgent, config_of, crash_in
 from tiny_batches import trajectory
 
+from agent_rl import PPOTrainer
+from agent_rl.stats.jsonl import read_metrics
 from agent_rl.train.batch import Batch, balanced
 from agent_rl.train.team import Team
 
@@ -73,3 +77,36 @@ def test_two_processes_move_weights_and_metrics_as_one_does() -> None:
         assert result["weights"] < 1e-6, (name, result)
         assert result["metrics"] < 1e-6, (name, result)
         assert result["moved"] > 1e-6 or name == "nothing to train", (name, result)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_number_of_processes(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    """Two processes, then one, then two: the weights of one run in one process.
+
+    A large eps makes Adam's steps proportional to gradients, so that rounding stays rounding.
+    """
+    options = ["actor.optimizer.eps=1.0", "actor.optimizer.lr=1.0", "total_train_steps=4"]
+    whole = config_of(tiny_model_dir, tmp_path / "whole", *options)
+    with PPOTrainer(whole, ROWS) as trainer:
+        trainer.train(LetterAgent())
+        expected = trainer.actor.model.state_dict()
+    run = [str(HERE / "team_run.py"), str(tiny_model_dir), str(tmp_path / "parts"), *options]
+    assert "Crash" in torchrun(*run, "--fail-in", "2").stderr
+    with (
+        PPOTrainer(config_of(tiny_model_dir, tmp_path / "parts", *options), ROWS) as trainer,
+        pytest.raises(Crash),
+    ):
+        assert trainer.engine.get_version() == 2
+        trainer.train(LetterAgent(), on_step=crash_in(3))
+    done = torchrun(*run)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("only the first process comes here") == 1
+    exported = load_file(trainer.run_dir / "checkpoints" / "step4" / "model.safetensors")
+    start = load_file(tiny_model_dir / "model.safetensors")
+    for name, value in exported.items():
+        assert (value - expected[name]).abs().max() < 1e-6
+    assert max((exported[name] - start[name]).abs().max() for name in start) > 1e-2
+    steps = [row["step"] for row in read_metrics(trainer.run_dir / "metrics.jsonl")]
+    assert steps == [0, 1, 2, 3]
