@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch import Tensor, distributed
 from torch.distributed import distributed_c10d as c10d
 
@@ -25,6 +26,7 @@ from agent_rl.errors import AgentRLError, ConfigError
 _BUCKET_BYTES = 512 << 20
 # Rank 0 has given up: how long the servers may take to notice.
 _GRACE_S = 30.0
+_BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 
 Outcome = dict[Server, str]
 
@@ -63,7 +65,7 @@ class Broadcaster:
         bucket = await asyncio.to_thread(next, buckets, None)
         if bucket is None:
             raise ConfigError("WeightUpdate.tensors gave no tensor")
-        failures = await self._gather(servers, bucket[0][1].device.type)
+        failures = await self._gather(servers)
         if not failures:
             failures = await self._on_all(self._api.begin_receiving)
         while bucket is not None and not failures:
@@ -92,13 +94,13 @@ class Broadcaster:
         _, failures = await self._together(_nothing(), calls)
         return failures
 
-    async def _gather(self, servers: Sequence[Server], device: str) -> Outcome:
+    async def _gather(self, servers: Sequence[Server]) -> Outcome:
         """One group of this process and all workers of these servers."""
         if self._group is not None and self._members == tuple(servers):
             return {}
         await self.close()
         counts = [await self._api.num_workers(server.connection) for server in servers]
-        name, backend = f"weights-{uuid.uuid4().hex[:8]}", "nccl" if device == "cuda" else "gloo"
+        name, backend = f"weights-{uuid.uuid4().hex[:8]}", _BACKENDS[_device()]
         store = distributed.TCPStore(  # type: ignore[attr-defined]
             self._address, 0, 1 + sum(counts), is_master=True, wait_for_workers=False
         )
@@ -211,8 +213,13 @@ def join_group(
     return group
 
 
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def _broadcast(group: distributed.ProcessGroup, tensors: Sequence[Tensor]) -> None:
-    works = [group.broadcast(tensor.detach().contiguous(), 0) for tensor in tensors]
+    values = [tensor.detach().to(_device()).contiguous() for tensor in tensors]
+    works = [group.broadcast(value, 0) for value in values]
     for work in works:
         work.wait()
 

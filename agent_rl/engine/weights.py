@@ -1,6 +1,5 @@
-"""WeightPublisher: turns the weights of a trained model into updates an engine can take.
+"""WeightPublisher: turns the weights of a trained model into updates that servers can take.
 
-    in_process     the engine shares the parameters; nothing is written or sent
     disk           a folder {root}/v{version}, complete before it has that name
     lora           the same with the adapter only
     distributed    the tensors themselves, which the engine broadcasts
@@ -14,8 +13,9 @@ import re
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Literal
 
-from agent_rl.engine.base import NamedTensor, UpdateMethod, WeightUpdate
+from agent_rl.engine.base import NamedTensor, WeightUpdate
 
 _NAME = re.compile(r"v\d+")
 
@@ -30,7 +30,7 @@ class WeightPublisher:
 
     def __init__(
         self,
-        method: UpdateMethod,
+        method: Literal["disk", "lora", "distributed"],
         *,
         root: Path,
         save: Callable[[Path], object],
@@ -45,8 +45,6 @@ class WeightPublisher:
         """The weights as they are now, to be handed to the engine."""
         if self.method == "distributed":
             return WeightUpdate(version=version, method="distributed", tensors=self._tensors)
-        if self.method == "in_process":
-            return WeightUpdate(version=version)
         folder = self._root / f"v{version}"
         self._save(folder)
         return WeightUpdate(version=version, method=self.method, path=folder)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
 
 from agent_rl.errors import AgentRLError
 from agent_rl.stats import tracker as stats_tracker
@@ -88,14 +89,24 @@ class Replica:
     @together
     def export(self, folder: Path) -> None:
         """Write the weights as a Hugging Face folder."""
-        model, weights = self.actor.model, None
-        if self.team.size > 1:
-            weights = {}
-            for name, value in whole_weights(model):
-                if self.team.is_first:
-                    weights[name] = value.cpu()
+        weights = self._whole() if self.team.size > 1 else None
         if self.team.is_first:
-            save_hf_checkpoint(model, self._tokenizer, folder, weights=weights)
+            save_hf_checkpoint(self.actor.model, self._tokenizer, folder, weights=weights)
+
+    @together
+    def gather(self) -> dict[str, Tensor]:
+        """The weights in the first process, those that are tied once."""
+        unique = {name for name, _ in self.actor.model.named_parameters()}
+        weights = self.actor.model.state_dict() if self.team.size == 1 else self._whole()
+        return {name: value for name, value in weights.items() if name in unique}
+
+    def _whole(self) -> dict[str, Tensor]:
+        """On the CPU of the first process; the others help and get nothing."""
+        weights = {}
+        for name, value in whole_weights(self.actor.model):
+            if self.team.is_first:
+                weights[name] = value.cpu()
+        return weights
 
     @together
     def export_adapters(self, folder: Path) -> None:

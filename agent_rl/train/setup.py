@@ -15,6 +15,7 @@ import yaml
 
 from agent_rl.config import AgentConfig, PPOConfig, RefConfig
 from agent_rl.engine.base import InferenceEngine
+from agent_rl.engine.connect import connect_engine
 from agent_rl.engine.loading import load_model
 from agent_rl.engine.local import LocalEngine
 from agent_rl.errors import CheckpointError, ConfigError
@@ -104,7 +105,8 @@ def engine_and_model(
 ) -> tuple[InferenceEngine | None, Any]:
     """The engine and the model to train, which is the engine's own where one process does both.
 
-    In a team the model is going to be sharded, so the embedded engine has weights of its own; only
+    Servers start from the folder of the model to train, or have been started so by the user. In a
+    team the model is going to be sharded, so the embedded engine has weights of its own; only
     the first process has an engine.
     """
     lora = config.actor.lora
@@ -121,6 +123,9 @@ def engine_and_model(
         return None, model
     if engine is not None:
         return engine, model
+    if config.engine.backend != "local":
+        log_dir = run_dir(config) / "servers"
+        return connect_engine(config.engine, model_path(config), log_dir), model
     own = model if team.size == 1 else _load(model_path(config), config, config.actor.dtype)
     limits = config.engine
     engine = LocalEngine(

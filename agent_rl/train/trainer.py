@@ -20,6 +20,8 @@ from agent_rl.config import PPOConfig
 from agent_rl.engine.base import InferenceEngine, WeightUpdate
 from agent_rl.engine.loading import load_tokenizer
 from agent_rl.engine.local import LocalEngine
+from agent_rl.engine.remote import RemoteEngine
+from agent_rl.engine.weights import WeightPublisher
 from agent_rl.errors import ConfigError
 from agent_rl.online.service import OnlineService
 from agent_rl.rollout.dataloader import DataLoader
@@ -70,8 +72,9 @@ class PPOTrainer:
             None: ``config.train_dataset``.
         valid_dataset: the same for evaluation; may be absent.
         tokenizer: None: loaded from ``config.tokenizer_path``.
-        engine: None: a LocalEngine on the actor's parameters. Another LocalEngine lends its
-            model to the actor; any other engine gets new weights as a folder on disk.
+        engine: None: what ``config.engine`` says, by default a LocalEngine on the actor's
+            parameters. Another LocalEngine lends its model to the actor; any other engine gets new
+            weights as ``config.engine.update`` says.
         source: where batches come from with rollout.agent.mode=online; it serves the engine. None:
             one made from ``config.online`` and ``config.gateway``, which serves until ``close``.
 
@@ -116,6 +119,13 @@ class PPOTrainer:
         if engine is None:
             self._replica.follow()
         self.engine = engine
+        has_adapters = config.actor.lora is not None
+        self._publisher = WeightPublisher(
+            "lora" if has_adapters else config.engine.update,
+            root=self.run_dir / "weights",
+            save=self._replica.export_adapters if has_adapters else self._replica.export,
+            tensors=lambda: self._replica.gather().items(),
+        )
         setup.report_certification(self.tokenizer, config.rollout.agent)
         self.eval_gconfig = config.eval_gconfig or replace(config.gconfig, greedy=True)
         self.rollout = RolloutEngine(
@@ -247,11 +257,13 @@ class PPOTrainer:
         with self._phase("rollout"):
             trajectories = self._collect(workflows)
         batch = Batch.from_trajectories(trajectories)
-        with self._held(), interrupts.deferred():
+        # Servers go on sampling from the old weights until they get the new ones.
+        is_local = isinstance(self.engine, LocalEngine)
+        with self._held() if is_local else nullcontext(), interrupts.deferred():
             self._is_whole = False
             with self._phase("train_step"):
                 self._replica.update(batch)
-            with self._phase("update_weights"):
+            with self._phase("update_weights"), nullcontext() if is_local else self._held():
                 self._publish(step + 1)
             self._num_steps, self._is_whole = step + 1, True
             is_last = self._num_steps == self.total_steps
@@ -316,6 +328,8 @@ class PPOTrainer:
     def _resume(self) -> int:
         """Continue from the state of an earlier process, if there is one; the steps it has done."""
         if self._recovery is None or not self._recovery.load(self._replica):
+            if isinstance(self.engine, RemoteEngine):
+                self._publish(0)  # servers may hold weights of an earlier run
             return 0
         num_steps = self._recovery.num_steps
         self._publish(num_steps)
@@ -366,15 +380,10 @@ class PPOTrainer:
         """Make the engine sample from the weights as they are now, as ``version``."""
         if isinstance(self.engine, LocalEngine):
             self._replica.copy_to_engine()
-            update = WeightUpdate(version=version)
-        elif self.config.actor.lora is not None:
-            folder = self.run_dir / "checkpoints" / "published_adapter"
-            self._replica.export_adapters(folder)
-            update = WeightUpdate(version=version, method="lora", path=folder)
+            self.rollout.update_weights(WeightUpdate(version=version))
         else:
-            folder = self.save("published")
-            update = WeightUpdate(version=version, method="disk", path=folder)
-        self.rollout.update_weights(update)
+            self.rollout.update_weights(self._publisher.update(version))
+            self._publisher.clean(version)
 
     def _commit(self, step: int, stats: Mapping[str, float]) -> None:
         epoch, epoch_step = divmod(step, len(self._loader))
