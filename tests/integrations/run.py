@@ -28,7 +28,6 @@ GROUPS: dict[str, list[str]] = {
     "google-adk": ["google-adk"],
     "crewai": ["crewai"],
     "tasks": ["math-verify", "reasoning-gym"],
-    "verifiers": ["verifiers"],
     "openenv": ["openenv"],
 }
 # Their own warnings are not ours to mend.
