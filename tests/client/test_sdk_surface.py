@@ -64,6 +64,30 @@ async def test_parse(tokenizer: Any, guided_engine_type: type) -> None:
     assert len(client.interactions) == 2
 
 
+async def test_parse_sends_the_history_as_it_is(tokenizer: Any, guided_engine_type: type) -> None:
+    """Message objects, a generator, raw responses, both APIs, both kinds of client."""
+    engine = guided_engine_type(['{"x": 3}'], tokenizer=tokenizer, repeat=True)
+    client = ArealOpenAI(engine, tokenizer)
+    first = await client.chat.completions.create(model="m", messages=HI)
+    more = [*HI, first.choices[0].message, {"role": "user", "content": "and?"}]
+    asked: Any = {"model": "m", "response_format": Answer, "extra_body": {"top_k": 5}}
+    second = await client.chat.completions.parse(messages=(each for each in more), **asked)
+    assert second.choices[0].message.parsed == Answer(x=3)
+    assert client.interactions[second.id].parent is client.interactions[first.id]
+    assert engine.requests[-1].gconfig.top_k == 5
+    raw = await client.chat.completions.with_raw_response.parse(messages=more, **asked)
+    assert raw.parse().choices[0].message.parsed == Answer(x=3)
+    sync = client.sync.chat.completions.parse
+    parsed = await asyncio.to_thread(lambda: sync(messages=more, **asked))
+    assert parsed.choices[0].message.parsed == Answer(x=3)
+    items: Any = [{"role": "user", "content": "hi"}]
+    response = await client.responses.parse(model="m", input=items, text_format=Answer)
+    assert response.output_parsed == Answer(x=3)
+    assert client.interactions[response.id].messages == items
+    with pytest.raises(TypeError, match="messages"):
+        await client.chat.completions.parse(model="m", response_format=Answer)
+
+
 async def test_parse_on_an_engine_without_guided_decoding(tokenizer: Any) -> None:
     client = make(tokenizer, '{"x": 3}')
     with pytest.raises(openai.BadRequestError) as caught:
