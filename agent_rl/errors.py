@@ -70,6 +70,10 @@ class TooManyRequestsError(RequestError):
     status = 429
 
 
+class BudgetSpentError(TooManyRequestsError):
+    """The episode's ``rollout.budget`` is used up (HTTP 429): it ends as truncated."""
+
+
 class NotSupportedError(RequestError):
     """An endpoint that does not exist here (HTTP 404)."""
 

@@ -22,7 +22,7 @@ from agent_rl.config.online import JudgeConfig, OnlineConfig, PrivacyConfig
 from agent_rl.config.parallel import ParallelConfig
 from agent_rl.config.ppo import EvaluatorConfig, PPOConfig, RecoverConfig, StepsConfig
 from agent_rl.config.reference import RefConfig
-from agent_rl.config.rollout import AgentConfig, RolloutConfig
+from agent_rl.config.rollout import AgentConfig, BudgetConfig, RolloutConfig
 from agent_rl.config.section import FolderName, Section, TimeoutS
 from agent_rl.config.stats import (
     StatsLoggerConfig,
@@ -35,6 +35,7 @@ from agent_rl.config.stats import (
 __all__ = [
     "ActorConfig",
     "AgentConfig",
+    "BudgetConfig",
     "CriticConfig",
     "DistillationConfig",
     "EngineConfig",

@@ -52,6 +52,28 @@ class AgentConfig(Section):
         return self
 
 
+class BudgetConfig(Section):
+    """rollout.budget: what one episode may use. One that needs more is truncated: no failure, its
+    turns are trained on."""
+
+    max_turns: int | None = Field(None, ge=1, description="answers of the model")
+    max_tokens: int | None = Field(None, ge=1, description="sampled tokens of all answers")
+    max_tool_calls: int | None = Field(
+        None, ge=0, description="tool calls in its answers; agents only"
+    )
+    reward: float | None = Field(
+        0.0,
+        description="last reward of a truncated episode whose agent gave none; null: it is "
+        "rejected",
+    )
+
+    @property
+    def is_limited(self) -> bool:
+        return any(
+            limit is not None for limit in (self.max_turns, self.max_tokens, self.max_tool_calls)
+        )
+
+
 class RolloutConfig(Section):
     """rollout: how episodes are collected."""
 
@@ -91,3 +113,4 @@ class RolloutConfig(Section):
         None, description="of agents and of the dump; null: the top tokenizer_path"
     )
     agent: AgentConfig = AgentConfig()
+    budget: BudgetConfig = BudgetConfig()

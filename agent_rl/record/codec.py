@@ -254,7 +254,11 @@ def _encode_value(value: RowValue, key: str) -> JsonObject:
     if isinstance(value, Tensor):
         return _encode_tensor(value, key)
     if isinstance(value, RolloutGroup):
-        return {"row_counts": list(value.row_counts), "rewards": list(value.references)}
+        return {
+            "row_counts": list(value.row_counts),
+            "rewards": list(value.references),
+            "truncated": list(value.truncated),
+        }
     return {"json": as_json(value, f"trajectory: {key}")}
 
 
@@ -262,7 +266,11 @@ def _decode_value(encoded: Mapping[str, Any]) -> RowValue:
     if "dtype" in encoded:
         return _decode_tensor(encoded)
     if "row_counts" in encoded:
-        return RolloutGroup(row_counts=encoded["row_counts"], rewards=encoded["rewards"])
+        return RolloutGroup(
+            row_counts=encoded["row_counts"],
+            rewards=encoded["rewards"],
+            truncated=encoded["truncated"],
+        )
     value: RowValue = encoded["json"]
     return value
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 
 from agent_rl.errors import DatasetError
 from agent_rl.record.jsonl import append_lines, json_line, read_lines
-from agent_rl.types import JsonObject, TensorDict
+from agent_rl.types import JsonObject, RolloutGroup, TensorDict
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 TaskId: TypeAlias = str | int
@@ -44,7 +44,8 @@ class TrajectoryRecord:
     are the least and greatest version over sampled tokens, -1 where there are none;
     ``version_rle`` has [version, count] over sampled tokens in order, context does not break a run.
     ``segments`` is there for rows with more than one run of sampled tokens, ``error`` for episodes
-    that failed, ``orphan`` for an answer that a retry replaced.
+    that failed, ``orphan`` for an answer that a retry replaced, ``truncated`` for an episode that
+    ended where its budget did.
     """
 
     task_id: TaskId
@@ -60,6 +61,7 @@ class TrajectoryRecord:
     original_reward: float | None = None
     segments: tuple[Segment, ...] | None = None
     orphan: bool = False
+    truncated: bool = False
     error: str | None = None
 
 
@@ -74,6 +76,7 @@ def trajectory_record(
     reward: float | None,
     original_reward: float | None = None,
     orphan: bool = False,
+    truncated: bool = False,
 ) -> TrajectoryRecord:
     """The record of one row without padding.
 
@@ -106,6 +109,7 @@ def trajectory_record(
         original_reward=original_reward,
         segments=tuple(_segments(token_ids, runs, decode)) if is_multi_turn else None,
         orphan=orphan,
+        truncated=truncated,
     )
 
 
@@ -233,6 +237,8 @@ def _rows_of(table: TensorDict, version: int) -> Iterator[dict[str, Any]]:
     masks = _column(table, "loss_mask") or [[0] * len(row) for row in ids]
     versions = _column(table, "versions") or [[version] * len(row) for row in ids]
     rewards, originals = _column(table, "rewards"), _column(table, "original_rewards")
+    group = table.get("rollout_group")
+    truncated = group.truncated_rows if isinstance(group, RolloutGroup) else [False] * len(ids)
     for index, row in enumerate(ids):
         if not len(row) == len(attended[index]) == len(masks[index]) == len(versions[index]):
             raise ValueError(f"row {index}: ids, masks and versions have different lengths")
@@ -244,6 +250,7 @@ def _rows_of(table: TensorDict, version: int) -> Iterator[dict[str, Any]]:
             "versions": row_versions,
             "reward": rewards[index],
             "original_reward": originals[index] if originals else None,
+            "truncated": truncated[index],
         }
 
 
@@ -275,8 +282,9 @@ def _as_json(record: TrajectoryRecord) -> JsonObject:
     for key in ("original_reward", "segments", "error"):
         if fields[key] is None:
             del fields[key]
-    if not fields["orphan"]:
-        del fields["orphan"]
+    for key in ("orphan", "truncated"):
+        if not fields[key]:
+            del fields[key]
     return fields
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from agent_rl import workflow_context
 from agent_rl.client.areal_openai import ArealOpenAI
-from agent_rl.config import AgentConfig
+from agent_rl.config import AgentConfig, BudgetConfig
 from agent_rl.engine.base import InferenceEngine
 from agent_rl.errors import (
     EpisodeError,
@@ -30,6 +30,7 @@ from agent_rl.errors import (
 from agent_rl.record.cache import InteractionCache
 from agent_rl.record.interaction import InteractionWithTokenLogpReward
 from agent_rl.record.reward import as_reward
+from agent_rl.rollout.budget import BudgetedEngine
 from agent_rl.rollout.child import ChildAgent
 from agent_rl.rollout.doors import Doors
 from agent_rl.rollout.episode import Exported
@@ -124,14 +125,20 @@ class AgentWorkflow(RolloutWorkflow):
             engine_max_tokens=config.engine_max_tokens,
             max_requests=config.max_requests,
         )
+        budgeted = engine if isinstance(engine, BudgetedEngine) else None
+        if budgeted is not None:
+            budgeted.count_tool_calls = lambda: _num_tool_calls(client)
         error = None
         start_s = time.perf_counter()
         try:
             returned = await self._runner.run(client, data)
         except EpisodeError as raised:
-            if config.on_agent_error == "drop" or not client.interactions:
+            if budgeted is not None and budgeted.is_truncated:
+                returned = _reward_of_truncated(client, budgeted.budget, raised)
+            elif config.on_agent_error == "drop" or not client.interactions:
                 raise
-            error, returned = raised, 0.0 if config.on_agent_error == "zero" else None
+            else:
+                error, returned = raised, 0.0 if config.on_agent_error == "zero" else None
         if not client.interactions:
             raise EpisodeRejectedError(
                 f"{self._name} finished without one recorded model call: all its calls failed, or "
@@ -175,6 +182,32 @@ def _runner(agent: object, kwargs: Mapping[str, Any], name: str, settings: Agent
     if settings.doors is None or settings.workers is None:
         raise WorkflowResolutionError("rollout.agent.mode=subproc needs a RolloutEngine")
     return ChildAgent(agent, kwargs, name, settings.doors, settings.workers)
+
+
+def _num_tool_calls(client: ArealOpenAI) -> int:
+    return sum(
+        len(message.get("tool_calls") or ())
+        for interaction in client.interactions.values()
+        for message in interaction.output_message_list
+    )
+
+
+def _reward_of_truncated(
+    client: ArealOpenAI, budget: BudgetConfig, error: EpisodeError
+) -> float | None:
+    """What stands in for the reward that the agent did not come to return.
+
+    Raises:
+        EpisodeRejectedError: there is nothing to train on, or no reward for it.
+    """
+    if client.interactions and any(i.reward is not None for i in client.interactions.values()):
+        return None
+    if not client.interactions or budget.reward is None:
+        raise EpisodeRejectedError(
+            f"the episode was truncated by rollout.budget, without a reward: {error}",
+            reason="truncated",
+        ) from error
+    return budget.reward
 
 
 def _checked(reward: object) -> float:

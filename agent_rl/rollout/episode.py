@@ -11,17 +11,20 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from agent_rl.config import BudgetConfig
 from agent_rl.engine.base import InferenceEngine
 from agent_rl.errors import (
     AgentRLError,
+    BudgetSpentError,
     EngineError,
     EpisodeError,
+    EpisodeRejectedError,
     EpisodeTimeoutError,
     RewardError,
     WorkflowContractError,
@@ -29,6 +32,7 @@ from agent_rl.errors import (
 )
 from agent_rl.record.interaction import InteractionWithTokenLogpReward
 from agent_rl.record.reward import as_reward
+from agent_rl.rollout.budget import BudgetedEngine
 from agent_rl.rollout.workflow import RolloutWorkflow
 from agent_rl.types import JsonObject, TensorDict
 
@@ -74,6 +78,7 @@ class Episode:
     reference: float | None
     orphans: tuple[InteractionWithTokenLogpReward, ...] = ()
     error: EpisodeError | None = None
+    is_truncated: bool = False
 
     @property
     def interactions(self) -> dict[str, InteractionWithTokenLogpReward] | None:
@@ -87,6 +92,7 @@ class EpisodeRules:
     """
     Args:
         timeout_s: deadline of each episode, in seconds of ``clock``.
+        budget: of each episode; see ``BudgetedEngine``.
         on_error: "reject": a failed episode is an unusable slot; "raise": its error is raised once
             the other episodes of the group are cancelled.
     """
@@ -94,6 +100,7 @@ class EpisodeRules:
     timeout_s: float | None = None
     on_error: Literal["reject", "raise"] = "reject"
     clock: Callable[[], float] = time.monotonic
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
 
 
 async def run_episode(
@@ -105,6 +112,19 @@ async def run_episode(
         EpisodeError: or another AgentRLError; it costs this episode only.
         WorkflowContractError: the return value breaks the contract for good.
     """
+    if not rules.budget.is_limited:
+        return await _run(workflow, engine, data, rules)
+    budgeted = BudgetedEngine(engine, rules.budget)
+    try:
+        episode = await _run(workflow, budgeted, data, rules)
+    except BudgetSpentError as error:
+        raise EpisodeRejectedError(str(error), reason="truncated") from error
+    return None if episode is None else replace(episode, is_truncated=budgeted.is_truncated)
+
+
+async def _run(
+    workflow: RolloutWorkflow, engine: InferenceEngine, data: JsonObject, rules: EpisodeRules
+) -> Episode | None:
     task = asyncio.create_task(_call(workflow, engine, data))
     try:
         await _wait(task, rules)

@@ -103,7 +103,10 @@ class RolloutEngine:
         self._eval = Lane(limits=self._no_bound, counts=self._counts[True])
         clock = PausableClock()
         rules = EpisodeRules(
-            timeout_s=config.episode_timeout_s, on_error=config.on_error, clock=clock.now
+            timeout_s=config.episode_timeout_s,
+            on_error=config.on_error,
+            clock=clock.now,
+            budget=config.budget,
         )
         dump = open_dump(config, tokenizer) if dump is None else dump
         self._draws = open_draws(config, journal)

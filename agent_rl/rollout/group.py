@@ -184,6 +184,7 @@ def merge(episodes: Sequence[Episode]) -> TensorDict | GroupedInteractions:
     group = RolloutGroup(
         row_counts=tuple(episode.num_rows for episode in episodes),
         rewards=tuple(episode.reference for episode in episodes),
+        truncated=tuple(episode.is_truncated for episode in episodes),
     )
     if not recorded:
         tables = [cast(TensorDict, episode.value) for episode in episodes]

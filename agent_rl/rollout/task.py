@@ -122,14 +122,17 @@ class TaskRunner:
         )
 
     def _count_episode(self, slot: Slot, submission: Submission) -> None:
-        """``failed/<kind>`` is a rate over all episodes."""
+        """``failed/<kind>`` and ``truncated`` are rates over all episodes."""
         kind = ""
+        is_truncated = slot.episode is not None and slot.episode.is_truncated
         if slot.error is not None:
             self._log_once(slot.error, submission)
             if not isinstance(slot.error, EpisodeRejectedError):
                 kind = failure_kind(slot.error)
+            elif slot.error.reason == "truncated":
+                is_truncated = True
         rates = {f"failed/{name}": float(name == kind) for name in FAILURE_KINDS}
-        stats_tracker.get(workflow_context.stat_scope()).scalar(**rates)
+        stats_tracker.get(workflow_context.stat_scope()).scalar(truncated=is_truncated, **rates)
 
     def _log_once(self, error: AgentRLError, submission: Submission) -> None:
         """The first failure of each kind, its traceback at level INFO; others are only counted."""
