@@ -18,7 +18,6 @@ from agent_rl.types import JsonObject
 
 MAX_DEPTH = 100
 _MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
-_NOT_JSON = re.compile(rb"NaN|Infinity")
 
 
 def parse_body(content: bytes) -> JsonObject:
@@ -31,12 +30,19 @@ def parse_body(content: bytes) -> JsonObject:
         raise RequestError(f"the request body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise RequestError("the request body must be a JSON object")
-    # Both searches run at C speed; only a hit, which is rare, costs a walk.
-    if _MAYBE_SURROGATE.search(content) or _NOT_JSON.search(content):
+    if _may_be_more_than_json(content):
         fault = fault_in(body)
         if fault is not None:
             raise fault
     return body
+
+
+def _may_be_more_than_json(content: bytes) -> bool:
+    """Only a hit, which is rare, costs a walk. Substrings are found ten times as fast as patterns."""
+    if b"NaN" in content or b"Infinity" in content:
+        return True
+    may_have_half = b"\\u" in content or b"\xed" in content
+    return may_have_half and _MAYBE_SURROGATE.search(content) is not None
 
 
 def too_deep() -> RequestError:
