@@ -102,16 +102,10 @@ class Sessions:
         self._by_task: dict[str, LiveSession] = {}
         self._gone: OrderedDict[bytes, None] = OrderedDict()
         self._last_number = 0
+        self.num_open = 0  # without attached ones, which the owner of their record counts
 
     def __iter__(self) -> Iterator[LiveSession]:
         return iter(list(self._by_id.values()))
-
-    @property
-    def num_open(self) -> int:
-        """Without attached ones, which the owner of their record counts."""
-        return sum(
-            live.end_reason is None and live.origin != "attached" for live in self._by_id.values()
-        )
 
     def attach(self, session: Session) -> tuple[LiveSession, str]:
         key = f"sk-{secrets.token_urlsafe(32)}"
@@ -185,6 +179,8 @@ class Sessions:
             self._bind(live, live.key)
         if live.end_reason is not None:
             live.is_over.set()
+        elif live.origin != "attached":
+            self.num_open += 1
         if live.task_id is not None:
             number = live.session_id.rpartition("-")[2]
             self._last_number = max(self._last_number, int(number))
@@ -221,6 +217,7 @@ class Sessions:
         if live.end_reason is not None:
             return
         live.end_reason = reason
+        self.num_open -= live.origin != "attached"
         live.usage.last_used = self.clock()
         self._on_end(live)
         live.is_over.set()
@@ -228,7 +225,7 @@ class Sessions:
             self.drop(live)  # nobody exports it from here
 
     def drop(self, live: LiveSession) -> None:
-        """Forget it; its key is known as one that has ended."""
+        """Forget a session that has ended, or an attached one; its key counts as an ended one's."""
         self._by_id.pop(live.session_id, None)
         if live.task_id is not None and self._by_task.get(live.task_id) is live:
             del self._by_task[live.task_id]

@@ -144,30 +144,34 @@ class Channel:
         task.cancel()
 
     async def start(self, reply: Reply) -> None:
-        headers = [(name.encode(), value.encode()) for name, value in reply.headers.items()]
-        if reply.status == 408:
-            headers.append((b"connection", b"close"))  # the rest of the body may never come
-        await self._write(
-            {"type": "http.response.start", "status": reply.status, "headers": headers}
-        )
+        await self._write(_start(reply))
 
     async def write(self, content: bytes, *, is_last: bool = False) -> None:
         await self._write({"type": "http.response.body", "body": content, "more_body": not is_last})
 
     async def write_whole(self, reply: Reply) -> None:
-        await self.start(reply)
-        body = json.dumps(reply.body, ensure_ascii=False, separators=(",", ":"))
-        await self.write(body.encode(), is_last=True)
+        body = json.dumps(reply.body, ensure_ascii=False, separators=(",", ":")).encode()
+        await self._write(_start(reply, len(body)), {"type": "http.response.body", "body": body})
 
     async def write_text(self, text: str, content_type: str) -> None:
         headers = [(b"content-type", content_type.encode())]
-        await self._write({"type": "http.response.start", "status": 200, "headers": headers})
-        await self.write(text.encode(), is_last=True)
+        start = {"type": "http.response.start", "status": 200, "headers": headers}
+        await self._write(start, {"type": "http.response.body", "body": text.encode()})
 
-    async def _write(self, message: MutableMapping[str, Any]) -> None:
+    async def _write(self, *messages: MutableMapping[str, Any]) -> None:
         self.has_started = True
         try:
             async with asyncio.timeout(self._config.write_timeout_s):
-                await self._send(message)
+                for message in messages:
+                    await self._send(message)
         except TimeoutError:
             raise ClientGoneError from None
+
+
+def _start(reply: Reply, num_bytes: int | None = None) -> MutableMapping[str, Any]:
+    headers = [(name.encode(), value.encode()) for name, value in reply.headers.items()]
+    if num_bytes is not None:
+        headers.append((b"content-length", b"%d" % num_bytes))
+    if reply.status == 408:
+        headers.append((b"connection", b"close"))  # the rest of the body may never come
+    return {"type": "http.response.start", "status": reply.status, "headers": headers}

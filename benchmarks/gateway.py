@@ -1,0 +1,232 @@
+"""What the gateway costs besides the model: server CPU per request, beside a bare endpoint.
+
+    python benchmarks/gateway.py                    # about a minute on one core
+    python benchmarks/gateway.py --profile 128      # where the time of that turn goes
+
+Each server runs in a process of its own whose CPU clock is read from outside, so neither the
+client nor other processes count. The engine answers at once with 64 tokens. The bare endpoint
+reads the same JSON and sends the same JSON back: it is what HTTP itself costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import cProfile
+import http.client
+import json
+import pstats
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+TURNS = (1, 8, 32, 128)
+TEXT = "The quick brown fox jumps over the lazy dog and then asks what the weather will be. "
+ANSWER = "A plain answer of some words. " * 9
+WINDOW = 4  # turns around the one that is named
+KINDS = ("bare Starlette", "gateway hf", "gateway concat", "gateway concat, journal")
+KEY = "user"
+
+
+async def serve(kind: str, folder: str) -> None:
+    """In the server's process: print the port, then serve until killed."""
+    if kind.startswith("bare"):
+        await _serve_bare()
+        return
+    from client_overhead import InstantEngine
+    from transformers import AutoTokenizer
+
+    from agent_rl import small_model
+    from agent_rl.config import GatewayConfig
+    from agent_rl.gateway.server import Gateway
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(small_model())
+    gateway = Gateway(
+        InstantEngine(tokenizer),
+        tokenizer,
+        GatewayConfig(
+            api_key=KEY,
+            max_sessions=100_000,
+            chat_template_type="concat" if "concat" in kind else "hf",
+            journal=f"{folder}/journal" if "journal" in kind else None,
+        ),
+    )
+    gateway.app = _profiled(gateway.app)
+    await gateway.start()
+    print(gateway.base_url.rpartition(":")[2].partition("/")[0], flush=True)
+    await asyncio.Event().wait()
+
+
+async def _serve_bare() -> None:
+    import socket
+
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
+
+    message = {"role": "assistant", "content": ANSWER}
+    choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
+    body = {"id": "chatcmpl-1", "object": "chat.completion", "choices": [choice], "usage": {}}
+
+    async def chat(request: Request) -> JSONResponse:
+        await request.json()
+        return JSONResponse(body)
+
+    app = Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"])])
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
+    print(listener.getsockname()[1], flush=True)
+    await uvicorn.Server(config).serve(sockets=[listener])
+
+
+def _profiled(app: Any) -> Any:
+    """``GET /profile?on`` and ``?off`` around what is to be profiled."""
+    profile = cProfile.Profile()
+
+    async def inner(scope: Any, receive: Any, send: Any) -> None:
+        if scope.get("path") != "/profile":
+            await app(scope, receive, send)
+            return
+        if scope["query_string"] == b"on":
+            profile.enable()
+        else:
+            profile.disable()
+            pstats.Stats(profile, stream=sys.stderr).sort_stats("tottime").print_stats(40)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    return inner
+
+
+class Server:
+    """A running server and its CPU clock."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        self.port = int(process.stdout.readline())
+        # The clock of another process, as clock_getcpuclockid(3) makes its number.
+        self._clock = (~process.pid << 3) | 2
+
+    def cpu_s(self) -> float:
+        time.sleep(0.002)  # what the server does after its last byte belongs to the request
+        return time.clock_gettime(self._clock)
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port)
+
+
+@contextmanager
+def running(kind: str) -> Iterator[Server]:
+    with TemporaryDirectory() as folder:
+        command = [sys.executable, __file__, "--serve", kind, "--folder", folder]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                yield Server(process)
+            finally:
+                process.kill()
+
+
+class Conversation:
+    """One session's messages, which grow by a turn with each call."""
+
+    def __init__(self, connection: http.client.HTTPConnection, name: str) -> None:
+        self._connection = connection
+        self._headers = {
+            "content-type": "application/json",
+            "authorization": f"Bearer {KEY}",
+            "x-session-id": name,
+        }
+        self._messages: list[dict[str, str]] = []
+
+    def turn(self) -> None:
+        index = len(self._messages) // 2
+        self._messages.append({"role": "user", "content": f"{index}: {TEXT}"})
+        body = json.dumps({"model": "m", "messages": self._messages})
+        self._connection.request("POST", "/v1/chat/completions", body, self._headers)
+        reply = self._connection.getresponse()
+        content = reply.read()
+        assert reply.status == 200, content
+        self._messages.append(json.loads(content)["choices"][0]["message"])
+
+
+def by_turn(server: Server, *, conversations: int, profile_at: int | None) -> dict[int, float]:
+    """CPU ms per request over a window of turns, in the conversation that was disturbed least."""
+    costs: dict[int, list[float]] = {turn: [] for turn in TURNS}
+    connection = server.connect()
+    for number in range(conversations):
+        talk = Conversation(connection, f"talk{number}")
+        done = 0
+        for turn in TURNS:
+            while done < turn - 1:
+                talk.turn()
+                done += 1
+            if turn == profile_at and number:
+                _profile(server, "on")
+            start = server.cpu_s()
+            for _ in range(WINDOW):
+                talk.turn()
+            costs[turn].append((server.cpu_s() - start) / WINDOW * 1e3)
+            if turn == profile_at and number:
+                _profile(server, "off")
+            done += WINDOW
+    return {turn: min(values) for turn, values in costs.items()}
+
+
+def _profile(server: Server, switch: str) -> None:
+    connection = server.connect()
+    connection.request("GET", f"/profile?{switch}")
+    connection.getresponse().read()
+    connection.close()
+
+
+def concurrent(server: Server, *, clients: int, turns: int) -> float:
+    """CPU ms per request of whole conversations that run at once."""
+
+    def run(number: int) -> None:
+        talk = Conversation(server.connect(), f"at-once{number}")
+        for _ in range(turns):
+            talk.turn()
+
+    start = server.cpu_s()
+    with ThreadPoolExecutor(clients) as pool:
+        list(pool.map(run, range(clients)))
+    return (server.cpu_s() - start) / (clients * turns) * 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--conversations", type=int, default=6)
+    parser.add_argument("--profile", type=int, choices=TURNS)
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        sys.path.insert(0, str(Path(__file__).parent))
+        asyncio.run(serve(options.serve, options.folder))
+        return
+    table = Table(title="server CPU ms per request (turn = 1 user message + 64 sampled tokens)")
+    table.add_column("server")
+    for turn in TURNS:
+        table.add_column(f"turn {turn}", justify="right")
+    table.add_column("32 clients x 8 turns", justify="right")
+    for kind in KINDS if options.profile is None else KINDS[1:2]:
+        with running(kind) as server:
+            costs = by_turn(server, conversations=options.conversations, profile_at=options.profile)
+            at_once = concurrent(server, clients=32, turns=8)
+        table.add_row(kind, *[f"{costs[turn]:.2f}" for turn in TURNS], f"{at_once:.2f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
