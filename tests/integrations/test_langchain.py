@@ -82,17 +82,29 @@ class ThreadClerk:
         return await converse(data, lambda messages: asyncio.to_thread(ask_now, messages))
 
 
-class ChatOpenAIClerk:
-    """``langchain_openai`` on our client, in two lines."""
+def chat_openai(client: ArealOpenAI, **settings: Any) -> Any:
+    """``langchain_openai`` on our client, in one line."""
+    langchain_openai = pytest.importorskip("langchain_openai")
+    chat = client.chat.completions
+    return langchain_openai.ChatOpenAI(
+        model="local", async_client=chat, root_async_client=client, **settings
+    )
 
+
+class ChatOpenAIClerk:
     async def run(self, data: dict[str, Any], client: ArealOpenAI) -> float:
-        chat_openai = pytest.importorskip("langchain_openai").ChatOpenAI
-        chat = client.chat.completions
-        model = chat_openai(model="local", async_client=chat, root_async_client=client)
+        return await converse(data, chat_openai(client).bind_tools([TOOL]).ainvoke)
+
+
+class StreamingChatOpenAIClerk:
+    async def run(self, data: dict[str, Any], client: ArealOpenAI) -> float:
+        model = chat_openai(client, streaming=True)
         return await converse(data, model.bind_tools([TOOL]).ainvoke)
 
 
-@pytest.mark.parametrize("agent", [StreamingClerk, ThreadClerk, ChatOpenAIClerk])
+@pytest.mark.parametrize(
+    "agent", [StreamingClerk, ThreadClerk, ChatOpenAIClerk, StreamingChatOpenAIClerk]
+)
 def test_other_ways(agent: type) -> None:
     check_conversation(agent)
     check_failing_tool(agent)
@@ -171,6 +183,13 @@ async def test_structured_output(tokenizer: Any, method: Any) -> None:
     both = await model.with_structured_output(Cents, method=method, include_raw=True).ainvoke("?")
     assert both["parsed"] == Cents(cents=42) and both["parsing_error"] is None
     assert both["raw"].response_metadata["id"] in client.interactions
+
+
+async def test_structured_output_of_chat_openai(tokenizer: Any) -> None:
+    client = make_client(tokenizer, '{"cents": 42}')
+    assert await chat_openai(client).with_structured_output(Cents).ainvoke("corn?") == Cents(
+        cents=42
+    )
 
 
 async def test_structured_output_that_is_cut(tokenizer: Any) -> None:
