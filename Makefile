@@ -19,7 +19,7 @@ test-slow: setup
 	$(BIN)/python -m pytest -m slow
 
 test-integrations: setup
-	$(BIN)/python -m pytest tests/integrations
+	$(BIN)/python tests/integrations/run.py
 
 bench: setup
 	for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
