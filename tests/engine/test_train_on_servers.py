@@ -1,0 +1,143 @@
+"""A training run whose rollouts come from servers: every version it trains on was published."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live_server import LiveServer
+from served_model import ServedModel
+from sglang_server import sglang_app
+from vllm_server import vllm_app
+
+from agent_rl import PPOTrainer, load_config
+from agent_rl.config import EngineConfig
+from agent_rl.stats import tracker as stats_tracker
+from agent_rl.train.trainer import StepReport
+
+SERVER = Path(__file__).parent / "sglang_server.py"
+ROWS = [{"question": f"say {index}"} for index in range(4)]
+
+
+class LetterAgent:
+    """Rewards what a random model says: it differs within each group."""
+
+    async def run(self, data: dict[str, Any], client: Any) -> float:
+        messages = [{"role": "user", "content": data["question"]}]
+        completion = await client.chat.completions.create(model="m", messages=messages)
+        return float(sum(map(ord, completion.choices[0].message.content)) % 7)
+
+
+@pytest.fixture(autouse=True)
+def fresh_metrics() -> Iterator[None]:
+    yield
+    stats_tracker.export_all()
+
+
+@contextmanager
+def serving(kind: str, folder: Path) -> Iterator[LiveServer]:
+    """A server on an event loop of its own thread: the trainer blocks this one."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def start() -> LiveServer:
+        served = ServedModel(folder, max_batch_size=8, max_seq_len=256)
+        app = sglang_app(served) if kind == "sglang" else vllm_app(served)
+        return await LiveServer(app).start()
+
+    server = asyncio.run_coroutine_threadsafe(start(), loop).result()
+    yield server
+    asyncio.run_coroutine_threadsafe(server.close(), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def overrides(folder: Path, tmp_path: Path) -> list[str]:
+    return [
+        f"tokenizer_path={folder}",
+        f"fileroot={tmp_path}",
+        "experiment_name=exp",
+        "trial_name=one",
+        "total_train_steps=2",
+        "rollout.consumer_batch_size=2",
+        "rollout.group_size=2",
+        "gconfig.max_new_tokens=4",
+        "actor.device=cpu",
+        "stats_logger.console=false",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["sglang", "vllm"])
+def test_two_steps_with_a_server(kind: str, tiny_model_dir: Path, tmp_path: Path) -> None:
+    reports: list[StepReport] = []
+    with serving(kind, tiny_model_dir) as server:
+        config = load_config(
+            None,
+            [
+                *overrides(tiny_model_dir, tmp_path),
+                f"engine.backend={kind}",
+                f"engine.addresses=[{server.address}]",
+            ],
+        )
+        with PPOTrainer(config, ROWS) as trainer:
+            first = trainer.actor.model.get_input_embeddings().weight.clone()
+            trainer.train(LetterAgent, on_step=reports.append)
+            assert trainer.engine.get_version() == 2
+        assert server.model.label == "2"
+        mine = trainer.actor.model.get_input_embeddings().weight
+        assert not mine.equal(first)
+        assert server.model.engine.model.get_input_embeddings().weight.equal(mine)
+    weights = tmp_path / "exp/one/weights"
+    assert [folder.name for folder in weights.iterdir()] == ["v2"]
+    for report in reports:
+        assert report.stats["ppo_actor/n_seqs"] == 4
+        assert report.stats["rollout/max_staleness"] == 0
+        # The trainer's log-probs of what the server sampled are the server's own.
+        assert report.stats["ppo_actor/update/behave_logp_error/max"] < 1e-4
+
+
+@pytest.mark.slow
+def test_weights_are_broadcast_to_a_server_that_the_run_starts(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    """Over gloo, into another process; the server is gone afterwards."""
+    launch = f"{{gpus_per_server: 0, command: [{sys.executable}, {SERVER}]}}"
+    config = load_config(
+        None,
+        [
+            *overrides(tiny_model_dir, tmp_path),
+            "engine.backend=sglang",
+            f"engine.launch={launch}",
+            "engine.update=distributed",
+        ],
+    )
+    reports: list[StepReport] = []
+    with PPOTrainer(config, ROWS) as trainer:
+        trainer.train(LetterAgent, on_step=reports.append)
+        assert trainer.engine.get_version() == 2
+    assert len(reports) == 2
+    assert not (tmp_path / "exp/one/weights").exists()
+    assert (tmp_path / "exp/one/servers/server-0.log").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"backend": "sglang"}, "needs either addresses or launch, and has neither"),
+        ({"addresses": ("http://x",)}, "addresses needs backend=sglang or backend=vllm"),
+        ({"backend": "sglang", "addresses": ("http://x",), "launch": {}}, "has both"),
+        ({"backend": "vllm", "launch": {}, "on_update": "retract"}, "cannot do on_update=retract"),
+        ({"backend": "vllm", "launch": {}, "update": "distributed"}, "use disk"),
+    ],
+)
+def test_config_names_its_servers_once(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EngineConfig(**fields)
