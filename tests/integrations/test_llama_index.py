@@ -51,7 +51,7 @@ def test_two_agents_of_a_workflow() -> None:
         send = '{"name": "handoff", "arguments": {"to_agent": "clerk", "reason": "price"}}'
         return [f"<tool_call>\n{send}\n</tool_call>", call_of(item), f"{PRICES[item]} cents"]
 
-    check_conversation(Handoff, forks={1: "edited|tools changed"}, replies=replies)
+    check_conversation(Handoff, forks={1: "history edited"}, replies=replies)
 
 
 class Cents(BaseModel):
