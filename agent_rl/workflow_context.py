@@ -1,18 +1,21 @@
-"""What the running episode is: an evaluation or training, and which task.
+"""What the running episode is: an evaluation or training, which task, and its own randomness.
 
 Kept in a contextvar, so concurrent episodes on one event loop never see one another's value.
 """
 
 from __future__ import annotations
 
+import random
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowContext:
     is_eval: bool = False
     task_id: str | None = None
+    seed: str | None = None
+    noise: random.Random | None = None
 
     @property
     def scope(self) -> str:
@@ -30,6 +33,23 @@ def get() -> WorkflowContext:
 def set(context: WorkflowContext) -> None:
     """Used by the executor when it starts an episode, never by agents."""
     _current.set(context)
+
+
+def enter_slot(slot: int) -> None:
+    """Give the episode in this slot of its group a generator of its own, where there is a seed."""
+    context = get()
+    if context.seed is not None:
+        set(replace(context, noise=random.Random(f"{context.seed}/{slot}")))
+
+
+def draw() -> float:
+    """A random number for the running episode.
+
+    From its own generator, so that what it samples does not depend on what runs beside it; without
+    one from Python's, which a trainer seeds.
+    """
+    own = get().noise
+    return random.random() if own is None else own.random()
 
 
 def stat_scope() -> str:

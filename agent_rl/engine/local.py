@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import PreTrainedModel
 
+from agent_rl import workflow_context
 from agent_rl.engine.base import StreamItem, WeightUpdate, token_budget
 from agent_rl.engine.decode_thread import DecodeThread
 from agent_rl.engine.decoder import Decoder, EngineCounters
@@ -233,8 +234,7 @@ class LocalEngine:
             budget=budget,
             ids=ids,
             num_prompt=len(ids),
-            # Without a seed of its own from Python's generator, which a trainer seeds.
-            noise=random.Random(random.random() if gconfig.seed is None else gconfig.seed),
+            noise=random.Random(workflow_context.draw() if gconfig.seed is None else gconfig.seed),
         )
 
     async def _matcher(self, grammar: str, end_ids: tuple[int, ...]) -> Matcher:

@@ -121,8 +121,8 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(run_slot(self.workflow, engine, data, rules))
-                    for _ in range(self.group_size)
+                    group.create_task(run_slot(self.workflow, engine, data, rules, slot))
+                    for slot in range(self.group_size)
                 ]
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
@@ -155,12 +155,17 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
 
 
 async def run_slot(
-    workflow: RolloutWorkflow, engine: InferenceEngine, data: JsonObject, rules: EpisodeRules
+    workflow: RolloutWorkflow,
+    engine: InferenceEngine,
+    data: JsonObject,
+    rules: EpisodeRules,
+    slot: int = 0,
 ) -> Slot:
     """One episode whose failure is data, unless the rules say otherwise.
 
     A broken contract is raised in either case: trying again cannot mend it.
     """
+    workflow_context.enter_slot(slot)
     try:
         episode = await run_episode(workflow, engine, data, rules)
         return Slot(episode=episode, error=None if episode is None else episode.error)

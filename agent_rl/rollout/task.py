@@ -48,17 +48,28 @@ class TaskRunner:
         rules: EpisodeRules,
         dump: TrajectoryDump | None,
         keep: Callable[[Finished], None] | None = None,
+        *,
+        seed: int = 1,
     ) -> None:
-        """``keep`` puts a verdict on disk before it counts; it is called in a worker thread."""
+        """``keep`` puts a verdict on disk before it counts; it is called in a worker thread.
+
+        Episodes of one ``seed`` sample the same for the same draw, whatever runs beside them.
+        """
         self._engine = engine
         self._rules = rules
         self._dump = dump
         self._keep = keep
+        self._seed = seed
         self._logged: set[str] = set()
 
     async def run(self, submission: Submission) -> Finished:
+        draw = submission.draw
         workflow_context.set(
-            workflow_context.WorkflowContext(is_eval=submission.is_eval, task_id=submission.task_id)
+            workflow_context.WorkflowContext(
+                is_eval=submission.is_eval,
+                task_id=submission.task_id,
+                seed=None if draw is None else f"{self._seed}/{draw}",
+            )
         )
         result = await self._run_workflow(submission)
         for slot in result.slots:
