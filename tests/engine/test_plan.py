@@ -1,0 +1,99 @@
+"""The capacity sheet, by hand-worked numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agent_rl.cli import main
+from agent_rl.engine.plan import GPUS, Gpu, ModelSize, Workload, plan
+from agent_rl.errors import ConfigError
+
+# Qwen2.5-7B's shape, without its biases.
+SEVEN_B = {
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+}
+
+
+def folder(tmp_path: Path, config: dict[str, int]) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def test_model_size(tmp_path: Path) -> None:
+    """7.6 B parameters; 2 * 28 layers * 4 heads * 128 * 2 bytes = 57344 bytes a token."""
+    size = ModelSize.of(folder(tmp_path, SEVEN_B))
+    assert size.num_parameters == 7_615_487_488
+    assert size.kv_bytes == 57_344
+    tied = ModelSize.of(folder(tmp_path, {**SEVEN_B, "tie_word_embeddings": True}))
+    assert size.num_parameters - tied.num_parameters == 152064 * 3584
+
+
+def test_it_agrees_with_a_real_model(tiny_model_dir: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
+    assert ModelSize.of(tiny_model_dir).num_parameters == model.num_parameters()
+
+
+def test_what_it_does_not_know_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*config\.json"):
+        ModelSize.of(tmp_path / "absent")
+    with pytest.raises(ConfigError, match="mixture of experts"):
+        ModelSize.of(folder(tmp_path, {**SEVEN_B, "num_experts": 8}))
+    with pytest.raises(ConfigError, match="has no 'hidden_size'"):
+        ModelSize.of(folder(tmp_path, {"vocab_size": 3}))
+
+
+def test_a_step_by_hand() -> None:
+    """1 B parameters, 1 kB a token; GPUs of 100 GB, 1000 GB/s, 100 TFLOPS; two of them.
+
+    One serves: 85 GB - 2 GB hold 83e9 / (1000 * 2000 / 2) = 83000 half-grown episodes, but twice
+    the batch is enough: 64. A decode step reads 2e9 + 64 * 1e6 bytes in 3.44 ms at 600 GB/s and
+    computes 2e9 * 64 in 3.2 ms at 40 TFLOPS: 64 / 3.44 ms = 18605 tokens/s. 32 episodes of 4 turns
+    of 250 tokens are 32000 tokens: 1.72 s. The other trains 100e12 * 0.35 / 10e9 = 3500 tokens/s:
+    32 * 2000 tokens in 18.3 s. 2 GB over 10 GB/s: 0.2 s.
+    """
+    model = ModelSize(num_parameters=10**9, kv_bytes=1000)
+    work = Workload(groups=4, group_size=8, turns=4, prompt_tokens=1000, completion_tokens=250)
+    gpu = Gpu(memory_gb=100, bandwidth_gb_s=1000, tflops=100)
+    sheet = plan(model, work, gpu, 2, link_gb_s=10)
+    assert (sheet.rollout_gpus, sheet.train_gpus, sheet.gpus_per_server) == (1, 1, 1)
+    assert sheet.in_flight == 64
+    assert sheet.decode_tokens_s == pytest.approx(18605, rel=1e-3)
+    assert sheet.rollout_s == pytest.approx(1.72, rel=1e-3)
+    assert sheet.train_tokens_s == pytest.approx(3500)
+    assert sheet.train_s == pytest.approx(64000 / 3500)
+    assert sheet.update_s == pytest.approx(0.2)
+    assert sheet.step_s == pytest.approx(64000 / 3500 + 0.2)
+    # Training is the bottleneck, so of 8 GPUs it gets all but one.
+    assert plan(model, work, gpu, 8, link_gb_s=10).train_gpus == 7
+
+
+def test_large_models_are_split_and_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    work = Workload(groups=16, group_size=8, turns=4, prompt_tokens=2000, completion_tokens=500)
+    large = ModelSize(num_parameters=70 * 10**9, kv_bytes=320_000)
+    sheet = plan(large, work, GPUS["h100"], 64, link_gb_s=25)
+    assert sheet.gpus_per_server == 8
+    assert sheet.rollout_gpus + sheet.train_gpus <= 64
+    assert "weights per update" in sheet.table() and "140.0 GB" in sheet.table()
+    with pytest.raises(ConfigError, match="cannot hold a server and a trainer"):
+        plan(large, work, GPUS["l40s"], 8, link_gb_s=25)
+
+
+def test_the_command_prints_the_sheet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = folder(tmp_path, SEVEN_B)
+    monkeypatch.setattr("sys.argv", ["agent-rl", "plan", str(model), "--gpus", "8"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    assert "7.62 B" in capsys.readouterr().out
