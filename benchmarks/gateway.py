@@ -2,6 +2,7 @@
 
     python benchmarks/gateway.py                    # about a minute on one core
     python benchmarks/gateway.py --profile 128      # where the time of that turn goes
+    python benchmarks/gateway.py --load             # 200 sessions x 20 turns, 10 weight updates
 
 Each server runs in a process of its own whose CPU clock is read from outside, so neither the
 client nor other processes count. The engine answers at once with 64 tokens. The bare endpoint
@@ -32,6 +33,8 @@ from rich.table import Table
 TURNS = (1, 8, 32, 128)
 TEXT = "The quick brown fox jumps over the lazy dog and then asks what the weather will be. "
 ANSWER = "A plain answer of some words. " * 9
+LOADED = "loaded gateway concat"
+LATENCY_S = 0.5  # of the engine under load
 WINDOW = 4  # turns around the one that is named
 KINDS = ("bare Starlette", "gateway hf", "gateway concat", "gateway concat, journal")
 KEY = "user"
@@ -45,13 +48,15 @@ async def serve(kind: str, folder: str) -> None:
     from client_overhead import InstantEngine
     from transformers import AutoTokenizer
 
-    from agent_rl import small_model
+    from agent_rl import ScriptedEngine, small_model
     from agent_rl.config import GatewayConfig
     from agent_rl.gateway.server import Gateway
 
     tokenizer: Any = AutoTokenizer.from_pretrained(small_model())
+    scripted = ScriptedEngine([ANSWER], tokenizer=tokenizer, repeat=True, latency_s=LATENCY_S)
+    engine: Any = scripted if kind == LOADED else InstantEngine(tokenizer)
     gateway = Gateway(
-        InstantEngine(tokenizer),
+        engine,
         tokenizer,
         GatewayConfig(
             api_key=KEY,
@@ -63,7 +68,18 @@ async def serve(kind: str, folder: str) -> None:
     gateway.app = _profiled(gateway.app)
     await gateway.start()
     print(gateway.base_url.rpartition(":")[2].partition("/")[0], flush=True)
-    await asyncio.Event().wait()
+    while True:
+        await asyncio.sleep(1.0)
+        if kind == LOADED:
+            await _update(scripted)
+
+
+async def _update(engine: Any) -> None:
+    from agent_rl import WeightUpdate
+
+    await engine.pause()
+    await engine.update_weights(WeightUpdate(version=engine.get_version() + 1))
+    await engine.resume()
 
 
 async def _serve_bare() -> None:
@@ -204,16 +220,45 @@ def concurrent(server: Server, *, clients: int, turns: int) -> float:
     return (server.cpu_s() - start) / (clients * turns) * 1e3
 
 
+def under_load(server: Server, *, sessions: int, turns: int) -> str:
+    """Closed loop: each session asks again as soon as it is answered."""
+    times: list[float] = []
+
+    def run(number: int) -> None:
+        talk = Conversation(server.connect(), f"load{number}")
+        for _ in range(turns):
+            start = time.perf_counter()
+            talk.turn()
+            times.append(time.perf_counter() - start)
+
+    start, cpu = time.perf_counter(), server.cpu_s()
+    with ThreadPoolExecutor(sessions) as pool:
+        list(pool.map(run, range(sessions)))
+    wall_s, cpu_s = time.perf_counter() - start, server.cpu_s() - cpu
+    beyond = sorted((seconds - LATENCY_S) * 1e3 for seconds in times)
+    p50, p99 = (beyond[len(beyond) * percent // 100] for percent in (50, 99))
+    return (
+        f"{sessions} sessions x {turns} turns, engine {LATENCY_S:g} s, an update each second: "
+        f"{len(times) / wall_s:.0f} calls/s, server CPU {cpu_s / len(times) * 1e3:.2f} ms a call, "
+        f"time beyond the engine's p50 {p50:.0f} ms, p99 {p99:.0f} ms"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--conversations", type=int, default=6)
     parser.add_argument("--profile", type=int, choices=TURNS)
+    parser.add_argument("--load", action="store_true")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         sys.path.insert(0, str(Path(__file__).parent))
         asyncio.run(serve(options.serve, options.folder))
+        return
+    if options.load:
+        with running(LOADED) as server:
+            Console().print(under_load(server, sessions=200, turns=20))
         return
     table = Table(title="server CPU ms per request (turn = 1 user message + 64 sampled tokens)")
     table.add_column("server")
