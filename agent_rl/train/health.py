@@ -69,8 +69,8 @@ def find_faults(stats: Stats) -> list[str]:
         )
     if stats.get("ppo_actor/no_eos_ratios/avg", 0.0) > _TRUNCATED_LIMIT:
         faults.append(
-            f"{stats['ppo_actor/no_eos_ratios/avg']:.0%} of the rows were cut off at a limit: "
-            "raise gconfig.max_new_tokens, or see actor.truncated_rows"
+            "more than half of the rows do not end with an end token: raise "
+            "gconfig.max_new_tokens, or see actor.truncated_rows"
         )
     return faults
 

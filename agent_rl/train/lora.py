@@ -28,7 +28,7 @@ def add_adapters(model: Any, config: LoraConfig) -> None:
 
     Raises:
         MissingDependencyError: peft is not installed.
-        ConfigError: no layer has one of the names of ``target_modules``.
+        ConfigError: no layer has one of the names of ``target_modules``, or the first or last has.
     """
     try:
         import peft
@@ -40,6 +40,12 @@ def add_adapters(model: Any, config: LoraConfig) -> None:
         peft.inject_adapter_in_model(settings, model, adapter_name=_NAME)
     except ValueError as error:
         raise ConfigError(f"actor.lora.target_modules: {error}") from error
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    if any(hasattr(layer, "base_layer") for layer in ends):
+        raise ConfigError(
+            "actor.lora.target_modules: embeddings and the output layer take no adapters here; "
+            "name layers between them"
+        )
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name)
 

@@ -149,6 +149,7 @@ class PPOTrainer:
         self._saver_due = Frequency(config.saver)
         self._evaluator_due = Frequency(config.evaluator)
         self._recover_due = Frequency(config.recover)
+        self._faults: list[str] = []
         self._recovery = self._make_recovery()
         self._num_steps = self._resume()
         self._is_whole = True
@@ -388,8 +389,11 @@ class PPOTrainer:
     def _commit(self, step: int, stats: Mapping[str, float]) -> None:
         epoch, epoch_step = divmod(step, len(self._loader))
         self._logger.commit(epoch, epoch_step, step, stats, summary=health.describe(stats))
-        for fault in health.find_faults(stats):
-            logger.warning("step %d: %s", step + 1, fault)
+        faults = health.find_faults(stats)
+        for fault in faults:
+            if fault not in self._faults:  # what is still so is not said again
+                logger.warning("step %d: %s", step + 1, fault)
+        self._faults = faults
 
 
 def _run_apart(coroutine: Coroutine[Any, Any, None]) -> None:

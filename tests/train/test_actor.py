@@ -250,6 +250,7 @@ def test_tree_gradients_of_the_real_model() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_compiled_passes_change_nothing() -> None:
     """Three updates of rows in many divisions: one compilation, the same weights."""
     weights = []

@@ -56,7 +56,7 @@ def test_what_was_not_measured_is_left_out() -> None:
         ("ppo_actor/update/update_successful", 0.5, "its step was skipped"),
         ("ppo_actor/update/behave_logp_error/avg", 0.31, "same weights and temperature"),
         ("ppo_actor/update/clip_ratio/avg", 0.51, "raise actor.eps_clip"),
-        ("ppo_actor/no_eos_ratios/avg", 0.75, "75% of the rows were cut off"),
+        ("ppo_actor/no_eos_ratios/avg", 0.75, "do not end with an end token"),
     ],
 )
 def test_faults_say_what_to_do(key: str, value: float, said: str) -> None:
