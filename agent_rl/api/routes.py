@@ -101,6 +101,7 @@ async def answer(
         body = content if isinstance(content, dict) else parse_body(content)
         if path == _COUNT_TOKENS:
             return Reply(body=count_tokens(session, body))
+        session.check_open()
         if not is_retry:
             session.count_call()
         return await _GENERATORS[path](session, body, on_accept)

@@ -7,12 +7,13 @@ here knows HTTP.
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from agent_rl.engine.base import InferenceEngine
-from agent_rl.errors import TooManyRequestsError
+from agent_rl.errors import RefusedError, TooManyRequestsError
 from agent_rl.record.cache import InteractionCache
 from agent_rl.tokens.format import ChatFormat
 from agent_rl.types import ChatTemplateType, GenerationConfig
@@ -45,6 +46,7 @@ class Session:
     model: str = "default"
     deleted: set[str] = field(default_factory=set, repr=False)
     _calls: Iterator[int] = field(default_factory=lambda: itertools.count(1), repr=False)
+    _has_ended: threading.Event = field(default_factory=threading.Event, repr=False)
 
     def __post_init__(self) -> None:
         if self.sampling not in ("agent", "override"):
@@ -65,4 +67,18 @@ class Session:
                 f"this client's max_requests={self.max_requests} calls are used up; the agent "
                 "seems to loop without end (raise max_requests if it does not)",
                 code="max_requests",
+            )
+
+    def end(self) -> None:
+        """No further call is answered. What is recorded can still be read, rewarded, exported."""
+        self._has_ended.set()
+
+    def check_open(self) -> None:
+        """Raises RefusedError (410) after ``end``."""
+        if self._has_ended.is_set():
+            raise RefusedError(
+                410,
+                "this session has ended; the caller outlived its episode (a thread or task of an "
+                "agent that has returned or failed)",
+                code="session_ended",
             )

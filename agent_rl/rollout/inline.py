@@ -42,7 +42,7 @@ class InlineAgent:
             )
 
     async def run(self, client: ArealOpenAI, data: JsonObject) -> object:
-        """What the agent returned.
+        """What the agent returned. Threads and tasks that it leaves behind get no more answers.
 
         Raises:
             EpisodeError: it raised.
@@ -58,6 +58,8 @@ class InlineAgent:
                 if error.__cause__ is not None:
                     error.boundary = owner_of(error.__cause__)
                 raise
+            finally:
+                client.http_client.session.end()
 
     @asynccontextmanager
     async def _arguments(self, client: ArealOpenAI) -> AsyncIterator[dict[str, object]]:
