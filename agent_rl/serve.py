@@ -18,6 +18,7 @@ from rich.text import Text
 
 from agent_rl.config import PPOConfig, load_config
 from agent_rl.engine.loading import load_tokenizer
+from agent_rl.engine.local import LocalEngine
 from agent_rl.engine.small_model import small_model
 from agent_rl.gateway.server import Gateway
 from agent_rl.online.service import OnlineService
@@ -71,8 +72,16 @@ def serve(config: PPOConfig, console: Console | None = None) -> None:
 
 
 def _serve_only(config: PPOConfig, console: Console) -> None:
-    tokenizer = load_tokenizer(setup.model_path(config))
-    engine, _ = setup.engine_and_model(config, tokenizer, None)
+    path = setup.model_path(config)
+    tokenizer = load_tokenizer(path)
+    engine = LocalEngine(
+        path,
+        tokenizer,
+        device=config.actor.device,
+        dtype=config.actor.dtype,
+        max_batch_size=config.engine.max_batch_size,
+        max_seq_len=config.engine.max_seq_len,
+    )
     gateway = Gateway(engine, tokenizer, config.gateway)
     try:
         with gateway.run_in_thread():
@@ -89,7 +98,10 @@ def _serve_and_learn(config: PPOConfig, console: Console) -> None:
         _announce(console, source.gateway)
         console.print(
             f"learning from conversations: {config.online.method}, "
-            f"{config.rollout.consumer_batch_size} turns a step -> {trainer.run_dir}/"
+            f"{config.rollout.consumer_batch_size} turns a step -> {trainer.run_dir}/",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
         )
         reports: list[StepReport] = []
 
@@ -99,7 +111,7 @@ def _serve_and_learn(config: PPOConfig, console: Console) -> None:
         def show(report: StepReport) -> None:
             reports[:] = [report]
             if not console.is_terminal:
-                console.print(line())
+                console.print(line(), soft_wrap=True)
 
         with _live_line(console, line):
             trainer.train(on_step=show)
@@ -122,10 +134,14 @@ def status_line(service: OnlineService, report: StepReport | None) -> str:
 
 
 def _announce(console: Console, gateway: Gateway) -> None:
-    console.print(f"serving at  [bold]{gateway.base_url}[/]", highlight=False)
-    console.print(f"api key     [bold]{gateway.api_key}[/]", highlight=False)
-    console.print(f"admin key   {gateway.admin_key}", highlight=False)
-    console.print("name each conversation in the header X-Session-Id; Ctrl-C stops")
+    lines = (
+        f"serving at  {gateway.base_url}",
+        f"api key     {gateway.api_key}",
+        f"admin key   {gateway.admin_key}",
+        "name each conversation in the header X-Session-Id; Ctrl-C stops",
+    )
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager

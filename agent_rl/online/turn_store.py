@@ -80,7 +80,7 @@ class TurnStore:
             return
         rows = [row for _, row in read_lines(self.path)]
         oldest_s = time.time() - (config.keep_days or 0.0) * _S_PER_DAY
-        kept = [row for row in rows if config.keep_days is None or row["time"] >= oldest_s]
+        kept = [row for row in rows if config.keep_days is None or _time_s(row) >= oldest_s]
         if config.keep_rows is not None:
             kept = kept[-config.keep_rows :]
         if len(kept) < len(rows):
@@ -112,3 +112,9 @@ class TurnStore:
             if not self._has_failed:
                 self._has_failed = True
                 logger.warning("turns are no longer written to %s: %s", self.path, error)
+
+
+def _time_s(row: JsonObject) -> float:
+    """When the turn was settled; a row that does not say is as old as can be."""
+    value = row.get("time")
+    return value if isinstance(value, int | float) else 0.0

@@ -1,0 +1,131 @@
+"""``agent-rl serve``: what it prints, that it answers, learns, and ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from agent_rl.errors import ConfigError, ModelLoadError
+from agent_rl.serve import serve, serve_config
+
+COMMAND = [sys.executable, "-m", "agent_rl.cli", "serve", "--port", "0"]
+
+
+@contextmanager
+def serving(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """The process, and the URL and key that it prints."""
+    process = subprocess.Popen(
+        [*COMMAND, *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        lines = []
+        while not lines or "Ctrl-C" not in lines[-1]:
+            line = process.stdout.readline()
+            assert line, process.stderr.read()
+            lines.append(line)
+        values = {line[:12].strip(): line[12:].strip() for line in lines}
+        yield process, values["serving at"], values["api key"]
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        process.stderr.close()
+
+
+def test_serving_until_interrupted(tiny_model_dir: Path, tmp_path: Path) -> None:
+    with serving(tmp_path, "--model", str(tiny_model_dir)) as (process, url, key):
+        assert httpx.post(f"{url}/chat/completions", json={}).status_code == 401
+        with openai.OpenAI(base_url=url, api_key=key) as client:
+            completion = client.chat.completions.create(
+                model="any", messages=[{"role": "user", "content": "hi"}], max_tokens=3
+            )
+        assert completion.usage.completion_tokens >= 1
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
+        assert (process.returncode, errors.strip()) == (0, "stopped")
+
+
+def test_learning_from_a_conversation(tiny_model_dir: Path, tmp_path: Path) -> None:
+    """One step of two turns: a line with the step's figures, checkpoint, metrics and turns."""
+    settings = [
+        "total_train_steps=1",
+        "rollout.consumer_batch_size=2",
+        "online.judge.votes=1",
+        "online.judge.max_tokens=4",
+        "engine.max_seq_len=1024",
+        "fileroot=out",
+    ]
+    model = ["--model", str(tiny_model_dir), "--learn", "binary"]
+    with serving(tmp_path, *model, *settings) as (process, url, key):
+        headers = {"X-Session-Id": "ann"}
+        with openai.OpenAI(base_url=url, api_key=key, default_headers=headers) as client:
+            messages = []
+            for number in range(2):
+                messages.append({"role": "user", "content": f"hi {number}"})
+                completion = client.chat.completions.create(
+                    model="any",
+                    messages=messages,
+                    max_tokens=3,
+                    extra_headers={"X-Session-Done": str(number == 1).lower()},
+                )
+                message = completion.choices[0].message
+                messages.append({"role": "assistant", "content": message.content})
+        output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert "learning from conversations: binary, 2 turns a step -> out/serve/trial/" in output
+    assert "turns 2 (0 being judged)" in output
+    assert "votes 1 (0 failed)" in output
+    assert "version 1" in output
+    run = tmp_path / "out" / "serve" / "trial"
+    assert (run / "checkpoints" / "step1" / "model.safetensors").exists()
+    assert "online/score" in (run / "metrics.jsonl").read_text(encoding="utf-8")
+    assert len((run / "turns.jsonl").read_text(encoding="utf-8").splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"learn": None}, "there is no folder nowhere"),
+        ({"learn": "binary"}, "there is no folder nowhere"),
+        ({"learn": None, "overrides": ["onlin.method=opd"]}, "did you mean 'online'"),
+        ({"learn": "magic"}, "'online.method' = 'magic'"),
+    ],
+)
+def test_wrong_input_is_a_typed_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict, complaint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((ConfigError, ModelLoadError), match=complaint):
+        serve(serve_config("nowhere", **options))
+
+
+def test_an_address_that_others_can_reach_needs_a_key(tiny_model_dir: Path) -> None:
+    """Case B173."""
+    with pytest.raises(ConfigError, match=r"gateway\.admin_key or gateway\.api_key"):
+        serve(serve_config(str(tiny_model_dir), learn=None, host="0.0.0.0"))
+
+
+def test_each_method_has_settings_that_can_teach() -> None:
+    for learn, weight in [("binary", 0.0), ("opd", 1.0), ("combine", 1.0)]:
+        config = serve_config("x", learn=learn)
+        assert config.online.method == learn
+        assert config.actor.distillation.weight == weight
+        assert not config.actor.reward_norm.uses_group_statistics
+    assert serve_config("x", learn=None).rollout.agent.mode == "inline"
+    assert serve_config("x", learn="opd", overrides=["seed=7"]).seed == 7
+    with pytest.raises(ConfigError, match="unknown config key"):
+        serve_config("x", learn=None, overrides=["port=1"])
