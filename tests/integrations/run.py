@@ -45,7 +45,8 @@ def interpreter(group: str) -> Path:
         (below / "shared.pth").write_text(f"import site; site.addsitedir({shared!r})\n")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     packages = [p for e in GROUPS[group] for p in extras["optional-dependencies"][e]]
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+    pip += ["--no-warn-conflicts"]  # with the shared packages that nobody uses here
     subprocess.run([*pip, "-c", HERE / "constraints.txt", *packages], check=True)
     return python
 
