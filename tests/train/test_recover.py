@@ -26,24 +26,30 @@ ROWS = [{"question": f"say {index}"} for index in range(6)]
 QUESTIONS: list[str] = []
 
 
-class LetterAgent:
-    """Two turns, scored by what a random model writes. One episode at a time: the order of the
-    engine's requests, and what it finds in its caches, are then the same in every run."""
-
-    def __init__(self) -> None:
-        self.one_at_a_time = asyncio.Lock()
+class ConcurrentAgent:
+    """Two turns, scored by what a random model writes."""
 
     async def begin(self, question: str) -> None:
         QUESTIONS.append(question)
 
     async def run(self, data: dict[str, Any], client: Any) -> float:
+        await self.begin(data["question"])
+        messages = [{"role": "user", "content": data["question"]}]
+        first = await client.chat.completions.create(model="m", messages=messages)
+        messages += [first.choices[0].message, {"role": "user", "content": "again"}]
+        second = await client.chat.completions.create(model="m", messages=messages)
+        return len(second.choices[0].message.content) / 100.0
+
+
+class LetterAgent(ConcurrentAgent):
+    """One episode at a time: what the engine finds in its caches is the same in every run."""
+
+    def __init__(self) -> None:
+        self.one_at_a_time = asyncio.Lock()
+
+    async def run(self, data: dict[str, Any], client: Any) -> float:
         async with self.one_at_a_time:
-            await self.begin(data["question"])
-            messages = [{"role": "user", "content": data["question"]}]
-            first = await client.chat.completions.create(model="m", messages=messages)
-            messages += [first.choices[0].message, {"role": "user", "content": "again"}]
-            second = await client.chat.completions.create(model="m", messages=messages)
-            return len(second.choices[0].message.content) / 100.0
+            return await super().run(data, client)
 
 
 class Crash(Exception):
@@ -124,6 +130,27 @@ def test_the_next_steps_are_bit_equal(tiny_model_dir: Path, tmp_path: Path) -> N
     assert [[row[key] for key in same] for row in resumed] == [
         [row[key] for key in same] for row in rows
     ]
+
+
+def test_concurrent_episodes_sample_the_same_after_a_restart(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    """Whatever order their requests come in; what a batch holds moves the last bits only."""
+    batched = ("engine.max_batch_size=4", "actor.optimizer.eps=1.0", "actor.optimizer.lr=1.0")
+    whole = config_of(tiny_model_dir, tmp_path / "whole", *batched)
+    with PPOTrainer(whole, ROWS) as trainer:
+        trainer.train(ConcurrentAgent())
+        expected, rows = weights(trainer), read_metrics(trainer.run_dir / "metrics.jsonl")
+    parts = config_of(tiny_model_dir, tmp_path / "parts", *batched)
+    with PPOTrainer(parts, ROWS) as trainer, pytest.raises(Crash):
+        trainer.train(ConcurrentAgent(), on_step=crash_in(2))
+    with PPOTrainer(parts, ROWS, ROWS) as trainer:
+        trainer.evaluate(ConcurrentAgent())
+        trainer.train(ConcurrentAgent())
+        for a, b in zip(expected, weights(trainer), strict=True):
+            assert torch.allclose(a, b, rtol=0.0, atol=1e-5)
+        resumed = read_metrics(trainer.run_dir / "metrics.jsonl")
+    assert [row["rollout/reward"] for row in resumed] == [row["rollout/reward"] for row in rows]
 
 
 def test_finished_episodes_are_not_run_again(tiny_model_dir: Path, tmp_path: Path) -> None:
