@@ -138,13 +138,18 @@ def _prompts(fields: Fields, session: Session) -> list[tuple[str, tuple[int, ...
         if isinstance(one, str):
             ids = tuple(session.format.tokenizer.encode(one))
             prompts.append((one, ids))
-        elif isinstance(one, list) and all(type(token_id) is int for token_id in one):
+        elif isinstance(one, list) and all(_is_id(token_id) for token_id in one):
             prompts.append((session.format.decode(one), tuple(one)))
         else:
             raise fields.refusal("prompt", "must be a text, a list of token ids, or a list of them")
         if not prompts[-1][1]:
             raise fields.refusal("prompt", "is empty")
     return prompts
+
+
+def _is_id(value: object) -> bool:
+    """What a tokenizer can decode; whether the model has the token is the engine's to say."""
+    return type(value) is int and 0 <= value < 1 << 31
 
 
 def _plans(session: Session, request: CompletionRequest, call_id: str) -> list[PromptPlan]:

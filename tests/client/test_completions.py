@@ -114,7 +114,7 @@ async def test_stream(tokenizer: Any) -> None:
     assert list(client.interactions) == [chunks[0].id]
 
 
-@pytest.mark.parametrize("prompt", ["", [], [[]], ["a", 3], {"a": 1}])
+@pytest.mark.parametrize("prompt", ["", [], [[]], ["a", 3], {"a": 1}, [-1], [1 << 32]])
 async def test_bad_prompts(prompt: Any, tokenizer: Any) -> None:
     client, _ = make(tokenizer, "a")
     with pytest.raises(openai.BadRequestError) as caught:
