@@ -1,7 +1,8 @@
 """AgentWorkflow: an ordinary agent, anything with ``run(self, data, ...)``, as a workflow.
 
 Each episode has its own client, so its own record; a class also gets a fresh instance for each
-episode. Where it runs is the mode: inline.py on the event loop, child.py in a process of its own.
+episode. Where it runs is the mode: inline.py on the event loop, child.py in a process of its own,
+ray_pool.py in a Ray actor.
 What ``run`` returns:
 
     a number                  the reward of the last interaction; others set before stay
@@ -35,6 +36,7 @@ from agent_rl.rollout.child import ChildAgent
 from agent_rl.rollout.doors import Doors
 from agent_rl.rollout.episode import Exported
 from agent_rl.rollout.inline import InlineAgent
+from agent_rl.rollout.ray_pool import RayAgent, RayPool
 from agent_rl.rollout.workflow import RolloutWorkflow
 from agent_rl.stats import tracker as stats_tracker
 from agent_rl.types import GenerationConfig, JsonObject
@@ -52,6 +54,7 @@ class AgentSettings:
     config: AgentConfig = field(default_factory=AgentConfig)
     doors: Doors | None = None
     workers: asyncio.Semaphore | None = None
+    actors: RayPool | None = None
 
 
 def agent_settings(
@@ -66,6 +69,7 @@ def agent_settings(
     Under mode online only evaluation runs agents here: on the event loop.
     """
     workers = asyncio.Semaphore(config.subproc_max_workers)
+    actors = RayPool(config.ray)
     eval_mode = "inline" if config.mode == "online" else config.mode
     modes = {False: config, True: config.model_copy(update={"mode": eval_mode})}
     sampling = {False: gconfig, True: eval_gconfig or gconfig}
@@ -76,6 +80,7 @@ def agent_settings(
             config=modes[is_eval],
             doors=doors,
             workers=workers,
+            actors=actors,
         )
         for is_eval in (False, True)
     }
@@ -179,8 +184,12 @@ def _runner(agent: object, kwargs: Mapping[str, Any], name: str, settings: Agent
         )
     if settings.config.mode == "inline":
         return InlineAgent(agent, kwargs, name, settings.doors)
-    if settings.doors is None or settings.workers is None:
-        raise WorkflowResolutionError("rollout.agent.mode=subproc needs a RolloutEngine")
+    if settings.doors is None or settings.workers is None or settings.actors is None:
+        raise WorkflowResolutionError(
+            f"rollout.agent.mode={settings.config.mode} needs a RolloutEngine"
+        )
+    if settings.config.mode == "ray":
+        return RayAgent(agent, kwargs, name, settings.doors, settings.actors)
     return ChildAgent(agent, kwargs, name, settings.doors, settings.workers)
 
 

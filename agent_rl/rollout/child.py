@@ -16,7 +16,6 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from agent_rl import workflow_context
@@ -67,7 +66,7 @@ class ChildAgent:
             )
         wanted_arguments(agent, name)
         self._name = name
-        self._order = {**_place(agent, name), "kwargs": _json_kwargs(kwargs, name)}
+        self._order = {**place(agent, name, "subproc"), "kwargs": json_kwargs(kwargs, name)}
         self._doors = doors
         self._workers = workers
 
@@ -80,10 +79,10 @@ class ChildAgent:
         async with self._doors.open(client.http_client.session) as door, self._workers:
             order = {
                 **self._order,
-                "data": _json_data(data),
+                "data": json_data(data, "subproc"),
                 "base_url": door.base_url,
                 "api_key": door.api_key,
-                "context": asdict(workflow_context.get()),
+                "context": context_fields(),
             }
             async with child_process(_environment(door)) as process:
                 assert process.stdin is not None and process.stderr is not None, "both are pipes"
@@ -122,16 +121,20 @@ class ChildAgent:
         return error
 
 
-def _place(agent: object, name: str) -> JsonObject:
-    """Where a fresh interpreter finds the class."""
+def place(agent: object, name: str, mode: str) -> JsonObject:
+    """Where a fresh interpreter finds the class.
+
+    Raises:
+        WorkflowResolutionError: nowhere.
+    """
     if not isinstance(agent, type):
         raise WorkflowResolutionError(
-            f"rollout.agent.mode=subproc constructs the agent in its own process: give the class "
+            f"rollout.agent.mode={mode} constructs the agent in its own process: give the class "
             f"{name} (or its import path) and workflow_kwargs, not an instance"
         )
     if "<locals>" in agent.__qualname__:
         raise WorkflowResolutionError(
-            f"rollout.agent.mode=subproc cannot import {agent.__qualname__}: define the class at "
+            f"rollout.agent.mode={mode} cannot import {agent.__qualname__}: define the class at "
             "the top level of a module"
         )
     script, module = None, agent.__module__
@@ -142,13 +145,19 @@ def _place(agent: object, name: str) -> JsonObject:
         module = spec.name if spec is not None else module
         if spec is None and script is None:
             raise WorkflowResolutionError(
-                f"rollout.agent.mode=subproc cannot import {name} from a notebook or a prompt: "
+                f"rollout.agent.mode={mode} cannot import {name} from a notebook or a prompt: "
                 "put the class into a file and import it"
             )
     return {"module": module, "script": script, "name": agent.__qualname__}
 
 
-def _json_kwargs(kwargs: Mapping[str, Any], name: str) -> JsonObject:
+def context_fields() -> JsonObject:
+    """What the agent's code may ask its ``workflow_context`` for."""
+    context = workflow_context.get()
+    return {"is_eval": context.is_eval, "task_id": context.task_id}
+
+
+def json_kwargs(kwargs: Mapping[str, Any], name: str) -> JsonObject:
     for key, value in kwargs.items():
         try:
             as_json(value, key)
@@ -159,11 +168,11 @@ def _json_kwargs(kwargs: Mapping[str, Any], name: str) -> JsonObject:
     return dict(kwargs)
 
 
-def _json_data(data: JsonObject) -> JsonObject:
+def json_data(data: JsonObject, mode: str) -> JsonObject:
     try:
         plain: JsonObject = as_json(data, "the datum")
     except JournalError as error:
-        raise EpisodeError(f"{error}; rollout.agent.mode=subproc needs plain values") from error
+        raise EpisodeError(f"{error}; rollout.agent.mode={mode} needs plain values") from error
     return plain
 
 

@@ -20,7 +20,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from agent_rl import workflow_context
 from agent_rl.errors import RewardError
@@ -71,10 +71,14 @@ class ParentLink:
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
+class RewardLink(Protocol):
+    def ask(self, message: JsonObject) -> JsonObject: ...
+
+
 class ChildSession:
     """``session`` in a child process: rewards are set in the parent's record at once."""
 
-    def __init__(self, link: ParentLink) -> None:
+    def __init__(self, link: RewardLink) -> None:
         self._link = link
 
     def set_reward(self, interaction_id: str, reward: float) -> None:
@@ -101,19 +105,21 @@ def main() -> None:
     os.dup2(2, 1)
     order = link.receive()
     workflow_context.set(workflow_context.WorkflowContext(**order["context"]))
+    link.send(outcome_of(order, ChildSession(link)))
+
+
+def outcome_of(order: JsonObject, session: ChildSession) -> JsonObject:
+    """What the agent returned, or how it failed."""
     try:
-        agent = construct(order)
-        link.send({"returned": _plain(run(agent, order, ChildSession(link)))})
+        return {"returned": _plain(run(construct(order), order, session))}
     except RewardError as error:
-        link.send({"error": str(error), "owner": "reward", "traceback": ""})
+        return {"error": str(error), "owner": "reward", "traceback": ""}
     except BaseException as error:  # the process's edge: the parent raises it as an EpisodeError
-        link.send(
-            {
-                "error": f"{type(error).__name__}: {error}",
-                "owner": owner_of(error),
-                "traceback": traceback.format_exc(),
-            }
-        )
+        return {
+            "error": f"{type(error).__name__}: {error}",
+            "owner": owner_of(error),
+            "traceback": traceback.format_exc(),
+        }
 
 
 def construct(order: JsonObject) -> object:

@@ -1,17 +1,19 @@
 """Doors: an address of its own for each episode whose agent needs one.
 
-A gateway on the loopback address is started by the first of them, on the episodes' own event loop;
-agents that take ``client`` or ``http_client`` never need it.
+A gateway is started by the first of them, on the episodes' own event loop: on the loopback address,
+unless agents run on other machines. Agents that take ``client`` or ``http_client`` never need it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from agent_rl.api.session import Session
+from agent_rl.config import GatewayConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,9 +29,12 @@ class Doors:
         self._gateway: Gateway | None = None
 
     @asynccontextmanager
-    async def open(self, session: Session) -> AsyncIterator[Door]:
-        """Serve the session until the block ends; its key is worth nothing afterwards."""
-        gateway = await self._started(session)
+    async def open(self, session: Session, host: str = "127.0.0.1") -> AsyncIterator[Door]:
+        """Serve the session until the block ends; its key is worth nothing afterwards.
+
+        ``host``, of the first call, is where the gateway listens.
+        """
+        gateway = await self._started(session, host)
         door = gateway.attach(session)
         try:
             yield door
@@ -41,13 +46,15 @@ class Doors:
             await self._gateway.close()
             self._gateway = None
 
-    async def _started(self, session: Session) -> Gateway:
+    async def _started(self, session: Session, host: str) -> Gateway:
         async with self._starting:
             if self._gateway is None:
                 from agent_rl.gateway.server import Gateway  # a web server few runs need
 
                 assert self._tokenizer is not None, "agents are refused without a tokenizer"
-                gateway = Gateway(session.engine, self._tokenizer)
+                keys = {name: secrets.token_urlsafe(32) for name in ("admin_key", "api_key")}
+                config = GatewayConfig(host=host, **keys)
+                gateway = Gateway(session.engine, self._tokenizer, config)
                 await gateway.start()
                 self._gateway = gateway
             return self._gateway

@@ -8,13 +8,12 @@ ends as accepted, rejected or failed, and a dead background thread is raised at 
 from __future__ import annotations
 
 import copy
-import itertools
 import random
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from agent_rl.config import RolloutConfig
 from agent_rl.engine.base import InferenceEngine, StreamItem, WeightUpdate
@@ -27,22 +26,15 @@ from agent_rl.rollout.dataloader import DataSource, as_native, patience
 from agent_rl.rollout.doors import Doors
 from agent_rl.rollout.draws import open_draws
 from agent_rl.rollout.episode import EpisodeRules
-from agent_rl.rollout.group import GroupedRolloutWorkflow
 from agent_rl.rollout.lane import STALE, AcceptFn, Counts, Lane, Submission
-from agent_rl.rollout.resolve import resolve_accept, resolve_workflow
 from agent_rl.rollout.staleness import Limits, head_version
+from agent_rl.rollout.submissions import MakeSubmission, Submissions
 from agent_rl.rollout.task import TaskRunner, open_dump
 from agent_rl.stats import tracker as stats_tracker
 from agent_rl.types import GenerationConfig, JsonObject, ModelRequest, ModelResponse, TensorDict
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-class MakeSubmission(Protocol):
-    def __call__(
-        self, data: JsonObject, draw: int | None = None, task_id: str | int | None = None
-    ) -> Submission: ...
 
 
 class RolloutEngine:
@@ -58,7 +50,7 @@ class RolloutEngine:
         tokenizer: needed by agents, not by workflows.
         gconfig: sampling defaults of agents; ``eval_gconfig`` those of evaluation.
         min_usable_group_size: of training groups; a smaller ``group_size`` lowers it.
-        seed: of the order of the groups inside a batch.
+        seed: of the order of the groups inside a batch, and of what LocalEngine samples for them.
         dump: None: into ``rollout.fileroot``, with ``rollout.dump_to_file``.
         journal: its file; None: in ``rollout.fileroot``, with ``rollout.journal``.
 
@@ -86,11 +78,10 @@ class RolloutEngine:
 
             tokenizer = load_tokenizer(config.tokenizer_path)
         doors = Doors(tokenizer)
-        self._settings = agent_settings(config.agent, tokenizer, gconfig, eval_gconfig, doors)
-        self._min_usable_group_size = min_usable_group_size
+        settings = agent_settings(config.agent, tokenizer, gconfig, eval_gconfig, doors)
+        self._maker = Submissions(config, settings, min_usable_group_size).maker
         self._seed = seed
         self._num_batches = 0
-        self._numbers = itertools.count()
         self._max_concurrent = config.max_concurrent_rollouts or config.consumer_batch_size
         self._queue_size = config.queue_size or 16 * self._max_concurrent
         self._counts = {False: Counts(), True: Counts()}
@@ -110,7 +101,8 @@ class RolloutEngine:
         )
         dump = open_dump(config, tokenizer) if dump is None else dump
         self._draws = open_draws(config, journal)
-        runner = TaskRunner(engine, rules, dump, self._draws.keep if config.journal else None)
+        keep = self._draws.keep if config.journal else None
+        runner = TaskRunner(engine, rules, dump, keep, seed=seed)
         lanes = (self._stream, self._eval)
         self._collector = Collector(runner.run, engine.get_version, lanes, clock, doors.close)
 
@@ -234,45 +226,6 @@ class RolloutEngine:
         if self.config.max_head_offpolicyness > 0:
             self._top_up(dataloader, make)
         return groups
-
-    def _maker(
-        self,
-        workflow: object,
-        workflow_kwargs: Mapping[str, Any] | None,
-        should_accept_fn: AcceptFn | str | None,
-        group_size: int,
-        is_eval: bool,
-    ) -> MakeSubmission:
-        """Resolve once what all submissions of one call share."""
-        resolved = resolve_workflow(workflow, workflow_kwargs, self._settings[is_eval])
-        if group_size != 1:
-            resolved = GroupedRolloutWorkflow(
-                resolved,
-                group_size,
-                min_usable_group_size=1
-                if is_eval
-                else min(self._min_usable_group_size, group_size),
-                drop_incomplete_group=self.config.drop_incomplete_group and not is_eval,
-                reward_normalization=self.config.reward_normalization and not is_eval,
-                reward_normalization_use_std=self.config.reward_normalization_use_std,
-            )
-        should_accept = resolve_accept(should_accept_fn)
-
-        def make(
-            data: JsonObject, draw: int | None = None, task_id: str | int | None = None
-        ) -> Submission:
-            number = next(self._numbers)
-            return Submission(
-                number=number,
-                task_id=str(number if task_id is None else task_id),
-                data=data,
-                workflow=resolved,
-                should_accept=should_accept,
-                is_eval=is_eval,
-                draw=draw,
-            )
-
-        return make
 
     def _top_up(self, dataloader: DataSource, make: MakeSubmission) -> None:
         with self._collector.changed:
