@@ -11,12 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from test_actor import SGD_LIKE, weights_after
 from test_recover import ROWS, Crash, LetterAgent, config_of, crash_in
-from tiny_batches import trajectory
+from tiny_batches import groups, tiny_model, trajectory
 
 from agent_rl import PPOTrainer
+from agent_rl.config import ActorConfig
 from agent_rl.stats.jsonl import read_metrics
 from agent_rl.train.batch import Batch, balanced
+from agent_rl.train.loss import aggregation_weights
 from agent_rl.train.team import Team
 
 HERE = Path(__file__).parent
@@ -55,6 +58,31 @@ def test_with_few_groups_logical_rollouts_are_divided() -> None:
     assert balanced(batch, [1], batch.lengths, 2) == [[1]]
 
 
+def test_the_mean_is_over_the_tokens_of_all_processes() -> None:
+    """Case B109: 10 tokens of loss 1 and 2 tokens of loss 4 -> 18 / 12 = 1.5, not 2.5."""
+    batch = batch_of((11,), (3,))
+    weights = aggregation_weights("token-mean", batch.loss_mask, batch.rows, batch.rollouts)
+    losses = torch.where(batch.rows == 0, 1.0, 4.0)
+    parts = balanced(batch, range(2), batch.lengths, 2)
+    assert parts == [[0], [1]]
+    own = [(losses * weights)[batch.rows == rows[0]].sum().item() for rows in parts]
+    assert own == pytest.approx([10 / 12, 8 / 12])
+
+
+def test_the_order_of_groups_and_rows_changes_nothing() -> None:
+    """Neither of prompts in the batch nor of samples in a group."""
+    config = ActorConfig(optimizer=SGD_LIKE, max_tokens_per_mb=30)
+    expected = weights_after(groups(), config)
+    turned = [
+        {k: v.flip(0) if isinstance(v, torch.Tensor) else v for k, v in rows.items()}
+        for rows in reversed(groups())
+    ]
+    start = torch.cat([p.detach().flatten() for p in tiny_model().parameters()])
+    moved = (expected - start).abs().max()
+    assert moved > 1e-5
+    assert (weights_after(turned, config) - expected).abs().max() / moved < 1e-5
+
+
 def test_a_team_of_one_does_everything_itself() -> None:
     batch, team = batch_of((4, 2)), Team()
     assert (team.rank, team.size, team.is_first) == (0, 1, True)
@@ -85,7 +113,8 @@ def test_a_run_goes_on_with_another_number_of_processes(
 ) -> None:
     """Two processes, then one, then two: the weights of one run in one process.
 
-    A large eps makes Adam's steps proportional to gradients, so that rounding stays rounding.
+    Cases B129, B147, B151: processes change neither how much is collected nor how often a datum is
+    evaluated. A large eps makes Adam's steps proportional to gradients: rounding stays rounding.
     """
     options = ["actor.optimizer.eps=1.0", "actor.optimizer.lr=1.0", "total_train_steps=4"]
     whole = config_of(tiny_model_dir, tmp_path / "whole", *options)
@@ -102,7 +131,7 @@ def test_a_run_goes_on_with_another_number_of_processes(
         trainer.train(LetterAgent(), on_step=crash_in(3))
     done = torchrun(*run)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("only the first process comes here") == 1
+    assert done.stdout.count("only the first process comes here, 2 evaluations") == 1
     exported = load_file(trainer.run_dir / "checkpoints" / "step4" / "model.safetensors")
     start = load_file(tiny_model_dir / "model.safetensors")
     for name, value in exported.items():
