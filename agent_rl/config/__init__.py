@@ -22,7 +22,7 @@ from agent_rl.config.online import JudgeConfig, OnlineConfig, PrivacyConfig
 from agent_rl.config.parallel import ParallelConfig
 from agent_rl.config.ppo import EvaluatorConfig, PPOConfig, RecoverConfig, StepsConfig
 from agent_rl.config.reference import RefConfig
-from agent_rl.config.rollout import AgentConfig, BudgetConfig, RolloutConfig
+from agent_rl.config.rollout import AgentConfig, BudgetConfig, RayConfig, RolloutConfig
 from agent_rl.config.section import FolderName, Section, TimeoutS
 from agent_rl.config.stats import (
     StatsLoggerConfig,
@@ -51,6 +51,7 @@ __all__ = [
     "PPOConfig",
     "ParallelConfig",
     "PrivacyConfig",
+    "RayConfig",
     "RecoverConfig",
     "RefConfig",
     "RejectionSamplingConfig",

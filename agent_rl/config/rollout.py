@@ -10,14 +10,28 @@ from agent_rl.config.section import Section, TimeoutS
 from agent_rl.types import ChatTemplateType, ExportStyle
 
 
+class RayConfig(Section):
+    """rollout.agent.ray: for mode ray."""
+
+    address: str | None = Field(
+        None, description="of a running Ray cluster, or auto; null: a new one on this machine"
+    )
+    num_actors: int = Field(4, ge=1, description="episodes at a time, each in an actor")
+    cpus_per_actor: float = Field(1.0, ge=0, description="that Ray sets aside for each")
+    gateway_host: str = Field(
+        "127.0.0.1", description="this machine's address, as the actors' machines reach it"
+    )
+
+
 class AgentConfig(Section):
     """rollout.agent: how an agent (``async def run``) becomes an episode."""
 
-    mode: Literal["inline", "subproc", "online"] = Field(
+    mode: Literal["inline", "subproc", "ray", "online"] = Field(
         "inline",
         description="where agents run: on the event loop; each episode in a process of its own; "
-        "outside, calling the gateway",
+        "in Ray actors; outside, calling the gateway",
     )
+    ray: RayConfig = RayConfig()
     subproc_max_workers: int = Field(4, ge=1, description="processes at a time, mode subproc")
     export_style: ExportStyle = Field(
         "individual", description="one row per interaction, or concat: one per leaf path"

@@ -1,0 +1,48 @@
+"""Agents that Ray actors import by name."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+
+async def say(client: Any, text: str) -> Any:
+    messages = [{"role": "user", "content": text}]
+    return await client.chat.completions.create(model="m", messages=messages, max_tokens=6)
+
+
+class Talker:
+    async def run(self, data: Any, client: Any) -> float:
+        await say(client, f"number {data['i']}")
+        return float(data["i"])
+
+
+class Rewarding:
+    """Rewards on the way; one for an id that does not exist is refused there."""
+
+    async def run(self, data: Any, client: Any) -> None:
+        first = await say(client, "one")
+        await say(client, "two")
+        client.set_reward(first.id, 0.5)
+        client.set_last_reward(1)
+        try:
+            client.set_reward("nothing", 1.0)
+        except KeyError:
+            return
+        raise AssertionError("an unknown id was taken")
+
+
+class Mortal:
+    """Datum 3 kills the process it runs in."""
+
+    async def run(self, data: Any, client: Any) -> float:
+        await say(client, "hi")
+        if data["i"] == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 1.0
+
+
+class Broken:
+    async def run(self, data: Any, client: Any) -> float:
+        raise LookupError("the database is gone")

@@ -1,0 +1,125 @@
+"""Agents in Ray actors: the same rows as on the event loop, and an actor that dies is a failure."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray_agents
+import torch
+from transformers import AutoTokenizer
+
+from agent_rl import small_model
+from agent_rl.config import AgentConfig, RayConfig, RolloutConfig
+from agent_rl.engine.local import LocalEngine
+from agent_rl.engine.scripted import ScriptedEngine
+from agent_rl.errors import MissingDependencyError
+from agent_rl.rollout.executor import RolloutEngine
+
+HAS_RAY = importlib.util.find_spec("ray") is not None
+
+
+def with_ray(test: Callable[..., None]) -> Callable[..., None]:
+    for mark in (
+        pytest.mark.slow,
+        pytest.mark.skipif(not HAS_RAY, reason="Ray is missing: pip install 'agent-rl[ray]'"),
+        pytest.mark.usefixtures("ray_ends"),
+        pytest.mark.filterwarnings("ignore"),  # Ray's own
+    ):
+        test = mark(test)
+    return test
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(small_model())
+
+
+@pytest.fixture
+def make(tokenizer: Any) -> Iterator[Callable[..., RolloutEngine]]:
+    opened = []
+
+    def build(mode: str = "ray", engine: Any = None, **keys: Any) -> RolloutEngine:
+        engine = engine or ScriptedEngine(["four", "five"], tokenizer=tokenizer, repeat=True)
+        agent = AgentConfig(mode=mode, ray=RayConfig(num_actors=2), turn_discount=0.0)
+        rollout = RolloutEngine(engine, RolloutConfig(agent=agent, **keys), tokenizer=tokenizer)
+        opened.append(rollout)
+        return rollout
+
+    yield build
+    for rollout in opened:
+        rollout.close()
+
+
+@pytest.fixture
+def ray_ends() -> Iterator[None]:
+    yield
+    import ray
+
+    ray.shutdown()
+
+
+def rows(groups: list[Any]) -> list[dict[str, Any]]:
+    return [
+        {name: value.tolist() for name, value in group.items() if isinstance(value, torch.Tensor)}
+        for group in groups
+    ]
+
+
+@with_ray
+def test_the_same_rows_as_on_the_event_loop(
+    make: Callable[..., RolloutEngine], tiny_model_dir: Path
+) -> None:
+    """Ids, log-probs, rewards and versions, for the same seed."""
+    found = {}
+    for mode in ("inline", "ray"):
+        engine = LocalEngine(tiny_model_dir, device="cpu", max_seq_len=256)
+        rollout = make(mode, engine)
+        data = [{"i": index} for index in range(6)]
+        found[mode] = rows(rollout.rollout_batch(data, ray_agents.Talker, group_size=2))
+        assert rollout.counts().accepted == 6
+        rollout.close()
+    assert found["ray"] == found["inline"]
+
+
+@with_ray
+def test_an_actor_that_is_killed_is_a_failed_episode(make: Callable[..., RolloutEngine]) -> None:
+    """Its group fails, the others are accepted, the counts add up, and a new actor goes on."""
+    rollout = make()
+    data = [{"i": index} for index in range(8)]
+    groups = rollout.rollout_batch(data, ray_agents.Mortal)
+    assert [group is None for group in groups] == [index == 3 for index in range(8)]
+    counts = rollout.counts()
+    assert (counts.submitted, counts.accepted, counts.failed) == (8, 7, 1)
+    again = rollout.rollout_batch(data[:2], ray_agents.Mortal)
+    assert all(group is not None for group in again)
+
+
+@with_ray
+def test_rewards_set_on_the_way_and_errors(make: Callable[..., RolloutEngine]) -> None:
+    rollout = make()
+    [group] = rollout.rollout_batch([{"i": 0}], ray_agents.Rewarding)
+    assert group is not None
+    assert sorted(group["rewards"].tolist()) == [0.5, 1.0]
+    [none] = rollout.rollout_batch([{"i": 0}], ray_agents.Broken)
+    assert none is None
+    assert rollout.counts().failed == 1
+
+
+def test_without_ray_the_command_is_named(
+    make: Callable[..., RolloutEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def without_ray(name: str, *arguments: Any, **options: Any) -> Any:
+        if name == "ray":
+            raise ImportError(name)
+        return real(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without_ray)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'agent-rl\[ray\]'"):
+        make().submit({"i": 0}, ray_agents.Talker)
