@@ -25,6 +25,8 @@ from agent_rl.tokens.format import ChatFormat
         (b'{"temperature": NaN}', "temperature", "is nan"),
         (b'{"a": {"b": [1, -Infinity]}}', "a.b[1]", "is -inf"),
         (b'{"a": 1e999, "b": NaN}', "b", "is nan"),
+        (b'{"a": [1.5, -1e999]}', "a[1]", "is -inf"),
+        (b"NaN", None, "the body is nan"),
         (b"[1]", None, "must be a JSON object"),
         (b"\xff", None, "not JSON"),
         (b'{"a": ' + b"[" * 100_000, None, "nested too deeply"),
