@@ -17,12 +17,13 @@ _MODULES = {
 }
 _NAMES = {
     "agent_rl.client.areal_openai": ["ArealOpenAI"],
-    "agent_rl.config": ["PPOConfig", "load_config"],
+    "agent_rl.config": ["GatewayConfig", "PPOConfig", "load_config"],
     "agent_rl.engine.base": ["InferenceEngine", "WeightUpdate"],
     "agent_rl.engine.local": ["LocalEngine"],
     "agent_rl.engine.scripted": ["ScriptedEngine"],
     "agent_rl.engine.small_model": ["small_model"],
     "agent_rl.errors": ["AgentRLError"],
+    "agent_rl.gateway.server": ["Gateway"],
     "agent_rl.record.interaction": ["InteractionWithTokenLogpReward"],
     "agent_rl.rollout.executor": ["RolloutEngine"],
     "agent_rl.rollout.group": ["GroupedRolloutWorkflow"],

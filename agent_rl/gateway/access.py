@@ -1,6 +1,6 @@
 """Who calls, and which session that is.
 
-    key of a session        that session only
+    key of a session        that session; X-Session-Id means nothing, a URL must not name another
     admin key               any started or attached session, which the URL or X-Session-Id names
     api key, user's key     that user's passive sessions by name; without a name, no session
 
@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 from agent_rl.config import GatewayConfig
 from agent_rl.errors import ConfigError, RefusedError
 from agent_rl.gateway.sessions import LiveSession, Sessions, digest
-from agent_rl.gateway.wire import Head
+from agent_rl.gateway.wire import Head, check_id
 
 Role: TypeAlias = Literal["session", "user", "admin"]
 
@@ -47,7 +47,11 @@ class Access:
             )
 
     def identify(self, head: Head) -> Caller:
-        """Raises RefusedError: 401 for no known key, 410 for that of an ended session."""
+        """
+        Raises:
+            RefusedError: 401 for no known key, 403 for a URL of another session, 410 for the key
+                of a session that has ended.
+        """
         key = _key(head)
         hashed = digest(key)
         if hmac.compare_digest(hashed, self._admin):
@@ -55,7 +59,10 @@ class Access:
         for known, user_id in self._users.items():
             if hmac.compare_digest(hashed, known):
                 return Caller(role="user", user_id=user_id)
-        return Caller(role="session", live=self._sessions.of_key(key))
+        live = self._sessions.of_key(key)
+        if head.url_session not in (None, live.session_id):
+            raise RefusedError(403, "this key is of another session", code="wrong_session")
+        return Caller(role="session", live=live)
 
     def require_admin(self, head: Head) -> None:
         """Raises RefusedError: 401 without a key, 403 with another one."""
@@ -71,17 +78,16 @@ class Access:
         """The session of a call that makes none.
 
         Raises:
-            RefusedError: 400 without a name where one is needed, 403 for another's session, 404
-                for none, 410 for one that has ended.
+            RefusedError: 400 without a proper name where one is needed, 403 for another's
+                session, 404 for none, 410 for one that has ended.
         """
         if caller.live is not None:
-            if name not in (None, caller.live.session_id):
-                raise RefusedError(403, "this key is of another session", code="wrong_session")
             return caller.live
         if name is None:
             raise RefusedError(
                 400, "name the session: X-Session-Id, session_id or /s/ID", param="session_id"
             )
+        check_id(name, "the session id")
         if caller.role == "user":
             return self._sessions.of_name(caller.user_id, name)
         live = self._sessions.of_id(name)
@@ -99,8 +105,8 @@ class Access:
         if name is None:
             return None
         if may_open:
-            return self._sessions.passive(caller.user_id, name)
-        return self._sessions.of_name(caller.user_id, name)
+            return self._sessions.passive(caller.user_id, check_id(name, "the session id"))
+        return self.find(caller, name)
 
 
 def _key(head: Head) -> str:

@@ -19,6 +19,7 @@ from agent_rl.api.fields import Fields
 from agent_rl.api.routes import Reply
 from agent_rl.errors import ExportError, RefusedError, RequestError
 from agent_rl.gateway.access import Access
+from agent_rl.gateway.marks import session_name
 from agent_rl.gateway.session_log import SessionLog
 from agent_rl.gateway.sessions import LiveSession, Sessions
 from agent_rl.gateway.wire import Channel, Head, check_id
@@ -153,10 +154,7 @@ class Lifecycle:
             )
 
     def _session(self, head: Head, fields: Fields) -> LiveSession:
-        name = head.session_id
-        sent = fields.raw("session_id")
-        if name is None and sent is not None:
-            name = check_id(sent, "session_id")
+        name = session_name(head, fields.raw("session_id"))
         return self._access.find(self._access.identify(head), name)
 
 

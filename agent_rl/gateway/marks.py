@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from agent_rl.errors import RefusedError
 from agent_rl.gateway.listener import TurnType
-from agent_rl.gateway.wire import Head, check_id
+from agent_rl.gateway.wire import Head
 from agent_rl.types import JsonObject
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -20,7 +20,7 @@ _TRUE = frozenset({"1", "true", "yes", "on"})
 class Marks:
     """``user_id`` as the body labels it: ``user``, or Anthropic's ``metadata.user_id``."""
 
-    session_id: str | None
+    session_name: str | None
     turn_type: TurnType | None
     session_done: bool
     user_id: str | None
@@ -29,16 +29,22 @@ class Marks:
 def take_marks(head: Head, body: JsonObject) -> Marks:
     """Raises RefusedError (400) for a mark that is none."""
     in_body = {name: body.pop(name, None) for name in ("session_id", "turn_type", "session_done")}
-    session_id = head.session_id
-    if session_id is None and in_body["session_id"] is not None:
-        session_id = check_id(in_body["session_id"], "session_id")
     done = (head.header(b"x-session-done") or "", str(in_body["session_done"] or ""))
     return Marks(
-        session_id=session_id,
+        session_name=session_name(head, in_body["session_id"]),
         turn_type=_turn_type(head.header(b"x-turn-type") or in_body["turn_type"]),
         session_done=any(value.strip().lower() in _TRUE for value in done),
         user_id=_user_id(body),
     )
+
+
+def session_name(head: Head, in_body: object) -> str | None:
+    name = head.session_name
+    if name is not None or in_body is None:
+        return name
+    if not isinstance(in_body, str):
+        raise RefusedError(400, "session_id must be a string", param="session_id")
+    return in_body
 
 
 def _turn_type(value: object) -> TurnType | None:

@@ -62,7 +62,7 @@ class CallServer:
             )
         body = parse_body(await channel.body(head)) if is_post else {}
         marks = take_marks(head, body)
-        live = self._access.enter(caller, marks.session_id, may_open=is_post)
+        live = self._access.enter(caller, marks.session_name, may_open=is_post)
         with self._limits.running(self._usage(live, caller)):
             call = self._call(live, caller, marks, arrived_at)
             try:

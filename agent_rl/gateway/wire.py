@@ -34,13 +34,18 @@ class ClientGoneError(Exception):
 class Head:
     """``path`` without the session's prefix and the version: ``chat/completions``.
 
-    ``session_id`` is the one that the URL or X-Session-Id names, if any.
+    ``url_session`` is the session that the URL names, if it does.
     """
 
     method: str
     path: str
     headers: Mapping[bytes, bytes]
-    session_id: str | None
+    url_session: str | None
+
+    @property
+    def session_name(self) -> str | None:
+        """From the URL, else from X-Session-Id."""
+        return self.url_session or self.header(b"x-session-id")
 
     def header(self, name: bytes) -> str | None:
         value = self.headers.get(name)
@@ -56,26 +61,17 @@ class Head:
 
 
 def read_head(scope: Scope) -> Head:
-    """Raises RefusedError (400) for a session id that is none, or two different ones."""
-    headers = dict(scope["headers"])
+    """Raises RefusedError (400) for a URL whose session id is none."""
     path: str = scope["path"].lstrip("/")
     session_id = None
     if path.startswith("s/"):
         _, session_id, path = (*path.split("/", 2), "")[:3]
+        check_id(session_id, "the session id")
     # A base URL for one SDK ends in /v1 and for another it does not; both get here.
     while path.startswith("v1/"):
         path = path[3:]
-    named = headers.get(b"x-session-id")
-    if named is not None:
-        name = named.decode("latin-1").strip()
-        if session_id is not None and name != session_id:
-            raise RefusedError(
-                400, "X-Session-Id names another session than the URL", param="X-Session-Id"
-            )
-        session_id = name
-    if session_id is not None:
-        check_id(session_id, "the session id")
-    return Head(method=scope["method"], path=path, headers=headers, session_id=session_id)
+    headers = dict(scope["headers"])
+    return Head(method=scope["method"], path=path, headers=headers, url_session=session_id)
 
 
 def check_id(value: object, what: str) -> str:

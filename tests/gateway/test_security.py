@@ -92,16 +92,17 @@ async def test_the_admin_key_is_no_session(start: Any, plain: Any) -> None:
 
 
 async def test_a_key_reaches_only_its_own_session(start: Any, plain: Any) -> None:
-    gateway = await start(["x", "y"])
+    gateway = await start(["x"] * 3)
     http = plain(gateway)
     mine, other = [(await http.admin("start_session", task_id="t")).json() for _ in range(2)]
     theirs = (await http.chat(other["api_key"])).json()["id"]
     key = mine["api_key"]
     path = f"/s/{other['session_id']}/v1/chat/completions"
     assert (await http.post(path, {"messages": ASK}, key)).status_code == 403
-    assert (await http.chat(key, x_session_id=other["session_id"])).status_code == 403
-    body = {"messages": ASK, "session_id": other["session_id"]}
-    assert (await http.post("/v1/chat/completions", body, key)).status_code == 403
+    # Some frameworks name sessions of their own; the key alone says which session it is.
+    assert (await http.chat(key, x_session_id=other["session_id"])).status_code == 200
+    body = {"messages": ASK, "session_id": "../of the framework"}
+    assert (await http.post("/v1/chat/completions", body, key)).status_code == 200
     body = {"reward": 1.0, "interaction_id": theirs}
     assert (await http.post("/rl/set_reward", body, key)).status_code == 400
     assert (await http.post(f"/s/{other['session_id']}/rl/end_session", {}, key)).status_code == 403
@@ -109,7 +110,7 @@ async def test_a_key_reaches_only_its_own_session(start: Any, plain: Any) -> Non
     follow = {"input": "and?", "previous_response_id": theirs}
     assert (await http.post("/v1/responses", follow, key)).status_code == 400
     assert (await http.chat(gateway.api_key, x_session_id=mine["session_id"])).status_code == 403
-    assert [len(live.session.cache) for live in gateway._sessions] == [0, 1]
+    assert [len(live.session.cache) for live in gateway._sessions] == [2, 1]
 
 
 @pytest.mark.parametrize("name", BAD_IDS)
