@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ class Chat:
         return 1.0
 
 
-def collect(episodes: int, turns: int) -> list[Any]:
+def collect(episodes: int, turns: int, agent_class: type[Chat] = Chat) -> list[Any]:
     tokenizer = AutoTokenizer.from_pretrained(small_model())
     engine = ScriptedEngine([[4, 5, 6, 2]], tokenizer=tokenizer, repeat=True)
     agent = AgentConfig(export_style="concat", chat_template_type="concat")
@@ -42,7 +43,7 @@ def collect(episodes: int, turns: int) -> list[Any]:
     with RolloutEngine(engine, config, tokenizer=tokenizer) as rollout:
         data = [{"i": i} for i in range(episodes)]
         kwargs = {"turns": turns, "at_once": asyncio.Barrier(episodes)}
-        groups = rollout.rollout_batch(data, Chat, kwargs)
+        groups = rollout.rollout_batch(data, agent_class, kwargs)
         assert len(engine.requests) == episodes * turns
         engine.requests.clear()
     return groups
@@ -65,6 +66,55 @@ def check(episodes: int, turns: int) -> None:
 def test_twenty_episodes_of_three_turns_leave_nothing_behind() -> None:
     """case B144"""
     check(20, 3)
+
+
+class Measured(Chat):
+    """Notes how much is allocated when the last of its calls is answered."""
+
+    peaks: list[int]
+
+    async def run(self, data: Any, client: ArealOpenAI) -> float:
+        reward = await super().run(data, client)
+        await self.at_once.wait()
+        if data["i"] == 0:
+            self.peaks.append(tracemalloc.get_traced_memory()[0])
+        await self.at_once.wait()
+        return reward
+
+
+def peak_and_rest(episodes: int, turns: int) -> tuple[int, int]:
+    """Bytes held while all episodes are at their end, and what is left of them afterwards."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        Measured.peaks = []
+        groups = collect(episodes, turns, Measured)
+        assert all(group is not None for group in groups)
+        del groups
+        gc.collect()
+        return Measured.peaks[0], tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
+def check_memory(episodes: int, turns: int) -> None:
+    """Twice the turns hold at most about twice the memory, and nearly nothing of it stays."""
+    collect(2, 1)  # what is made once and kept: imports, the tokenizer's format
+    half, _ = peak_and_rest(episodes, turns)
+    whole, rest = peak_and_rest(episodes, 2 * turns)
+    assert whole < 2.5 * half, f"{half} bytes for {turns} turns, {whole} for {2 * turns}"
+    assert rest < 0.1 * whole, f"{rest} of {whole} bytes stay"
+
+
+def test_memory_is_linear_in_tokens_and_goes_back_to_the_baseline() -> None:
+    """case B144"""
+    check_memory(16, 4)
+
+
+@pytest.mark.slow
+def test_memory_of_a_thousand_episodes_is_linear_and_goes_back() -> None:
+    """case B144"""
+    check_memory(1000, 10)
 
 
 @pytest.mark.slow
