@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import cache
 from typing import Any
 
@@ -20,7 +21,11 @@ _TIMEOUT_S = 5
 async def score(data: dict[str, Any], answer: str) -> float:
     """1.0 where ``answer`` ends in what equals ``data["answer"]``, as far as seconds can tell."""
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(_pool(), compare, str(data["answer"]), answer)
+    try:
+        return await loop.run_in_executor(_pool(), compare, str(data["answer"]), answer)
+    except BrokenProcessPool:
+        _pool.cache_clear()  # out of memory, say: this episode fails, the next has a new process
+        raise
 
 
 def compare(gold: str, answer: str) -> float:
