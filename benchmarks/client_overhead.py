@@ -5,6 +5,7 @@
 The engine answers at once with 64 tokens. Whole conversations are run; the figures are medians
 over the calls around a turn, in CPU time (other processes cannot stretch it). "json" is writing
 and reading the request's own JSON once, which grows with the history whatever the client does.
+Where the package `areal` can be imported, its recording client is measured in the same run.
 """
 
 from __future__ import annotations
@@ -169,9 +170,60 @@ async def measure_chunk(tokenizer: Any, repeats: int) -> tuple[float, float]:
     return statistics.median(totals) * 1e6, statistics.median(ours) * 1e6
 
 
+async def measure_peer(tokenizer: Any, mode: str, turns: int) -> dict[int, float]:
+    """CPU µs per call of `areal`'s recording client at the shown turns.
+
+    Raises:
+        ImportError: the package, or something that it needs, is not installed.
+    """
+    from areal.api import ModelResponse as PeerResponse  # type: ignore[import-not-found]
+    from areal.experimental.openai.client import (  # type: ignore[import-not-found]
+        ArealOpenAI as PeerClient,
+    )
+
+    own = InstantEngine(tokenizer)
+
+    class PeerEngine:
+        async def agenerate(self, req: Any) -> Any:
+            return PeerResponse(
+                input_tokens=list(req.input_ids),
+                output_tokens=list(own.output),
+                output_logprobs=list(own.logprobs),
+                output_versions=list(own.versions),
+                tokenizer=tokenizer,
+                latency=0.0,
+                ttft=0.0,
+            )
+
+    client = PeerClient(PeerEngine(), tokenizer, chat_template_type=mode, api_key="none")
+    costs: list[float] = []
+
+    async def timed(**body: Any) -> Any:
+        start = time.process_time()
+        completion = await client.chat.completions.create(**body, max_tokens=64)
+        costs.append((time.process_time() - start) * 1e6)
+        return completion
+
+    await conversation(timed, turns)
+    shown = {turn: costs[turn - 1 : turn + 3] for turn in TURNS}
+    return {turn: statistics.median(near) for turn, near in shown.items() if near}
+
+
+async def compare(console: Console, tokenizer: Any, ours: dict[str, dict[int, float]]) -> None:
+    for mode, mine in ours.items():
+        try:
+            peer = await measure_peer(tokenizer, mode, LENGTH)
+        except ImportError as error:
+            console.print(f"areal is not measured: {error}")
+            return
+        figures = [f"turn {t}: {us:.0f} ({us / mine[t]:.1f} x ours)" for t, us in peer.items()]
+        console.print(f"areal, {mode!r}, µs per call: {', '.join(figures)}")
+
+
 async def main(repeats: int) -> None:
     tokenizer = AutoTokenizer.from_pretrained(small_model())
     console = Console(width=100)
+    totals: dict[str, dict[int, float]] = {}
     for mode in ("hf", "concat"):
         rows = await measure_turns(tokenizer, mode, repeats)
         table = Table(title=f"CPU µs per call, chat_template_type={mode!r}", title_justify="left")
@@ -180,6 +232,7 @@ async def main(repeats: int) -> None:
         for turn, row in rows.items():
             table.add_row(str(turn), *[f"{us:.0f}" for us in row.values()])
         console.print(table)
+        totals[mode] = {turn: row["total"] for turn, row in rows.items()}
         many = await measure_concurrent(tokenizer, mode, 64, 32)
         alone = await measure_concurrent(tokenizer, mode, 1, 32)
         console.print(f"32-turn episodes, per call: {alone:.0f} alone, {many:.0f} with 64 at once")
@@ -188,6 +241,7 @@ async def main(repeats: int) -> None:
     console.print(f"the same through the SDK's own create: {figures}")
     total, ours = await measure_chunk(tokenizer, repeats * 5)
     console.print(f"stream: {total:.0f} µs per chunk, {ours:.0f} of them before the SDK reads it")
+    await compare(console, tokenizer, totals)
     start = time.process_time()
     for _ in range(100):
         ArealOpenAI(InstantEngine(tokenizer), tokenizer)
