@@ -113,7 +113,13 @@ class Actor:
                 kl_rewards=self._kl_rewards(batch, proximal, reference),
                 values=values,
             )
-            metrics.record_batch(batch, estimate.advantages, config, is_truncated)
+            metrics.record_batch(
+                batch,
+                estimate.advantages,
+                config,
+                is_truncated=is_truncated,
+                version=self._optimizer.num_updates,
+            )
             evidence = Evidence(
                 behaviour=self._here(batch.logprobs),
                 proximal=proximal,

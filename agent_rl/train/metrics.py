@@ -97,7 +97,12 @@ class TokenRecord:
 
 
 def record_batch(
-    batch: Batch, advantages: Tensor, config: ActorConfig, is_truncated: Tensor
+    batch: Batch,
+    advantages: Tensor,
+    config: ActorConfig,
+    *,
+    is_truncated: Tensor,
+    version: int,
 ) -> None:
     """Rewards, lengths and groups as they came, and the advantages made of them."""
     mask = batch.loss_mask
@@ -126,7 +131,8 @@ def record_batch(
         stats_tracker.stat("n_valid_tokens", advantages=advantages.float())
         _record_groups(batch, advantages)
         if batch.versions is not None:
-            newest = torch.where(mask, batch.versions, -1).max()
+            # An engine may count versions from elsewhere; its newest one is then the present.
+            newest = torch.where(mask, batch.versions, version).max()
             staleness = (newest - batch.versions).float()
             with stats_tracker.scope("version_stats"):
                 stats_tracker.denominator(n_tokens=mask)

@@ -42,7 +42,11 @@ def test_rows_and_groups() -> None:
     exported()
     advantages = torch.where(batch.loss_mask & (batch.rows < 2), 2.0, 0.0)
     metrics.record_batch(
-        batch, advantages, ActorConfig(), torch.tensor([True, False, False, False])
+        batch,
+        advantages,
+        ActorConfig(),
+        is_truncated=torch.tensor([True, False, False, False]),
+        version=0,
     )
     stats = exported()
     expected = {
@@ -74,7 +78,9 @@ def test_staleness_looks_at_trained_tokens_only() -> None:
         [rows([[0, 1, 1]], [1.0], (1,), versions=torch.tensor([[-1, 3, 4]]))]
     )
     exported()
-    metrics.record_batch(batch, torch.zeros(3), ActorConfig(), torch.zeros(1))
+    metrics.record_batch(
+        batch, torch.zeros(3), ActorConfig(), is_truncated=torch.zeros(1), version=0
+    )
     stats = exported()
     assert stats["ppo_actor/version_stats/staleness/max"] == 1.0
     assert stats["ppo_actor/version_stats/staleness/avg"] == 0.5
@@ -101,6 +107,17 @@ def test_mismatch_looks_at_trained_tokens_only() -> None:
     assert stats["ppo_actor/update/grad_norm"] == 2.0
     assert stats["ppo_actor/update/update_successful"] == 0.0
     assert stats["ppo_actor/update/lr"] == 0.1
+
+
+def test_staleness_counts_from_the_weights_that_are_trained() -> None:
+    """All tokens are of version 3 and the weights of version 5: every age is 2."""
+    batch = Batch.from_trajectories(
+        [rows([[0, 1, 1]], [1.0], (1,), versions=torch.tensor([[-1, 3, 3]]))]
+    )
+    exported()
+    no = torch.zeros(1)
+    metrics.record_batch(batch, torch.zeros(3), ActorConfig(), is_truncated=no, version=5)
+    assert exported()["ppo_actor/version_stats/staleness_share_2/avg"] == 1.0
 
 
 def test_distance_of_engine_and_trainer() -> None:
@@ -137,7 +154,9 @@ def test_nothing_trained_exports_no_means() -> None:
     """Case B113: counts are 0 and means are absent, not nan."""
     batch = Batch.from_trajectories([rows([[0, 0]], [1.0], (1,))])
     exported()
-    metrics.record_batch(batch, torch.zeros(2), ActorConfig(), torch.zeros(1))
+    metrics.record_batch(
+        batch, torch.zeros(2), ActorConfig(), is_truncated=torch.zeros(1), version=0
+    )
     tokens = metrics.TokenRecord.empty(batch.loss_mask, torch.zeros(2))
     metrics.record_update(batch, tokens, [metrics.StepRecord()], lr=0.1, seconds=1.0)
     stats = exported()
