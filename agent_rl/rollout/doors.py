@@ -10,16 +10,40 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
+from agent_rl import workflow_context
 from agent_rl.api.session import Session
 from agent_rl.config import GatewayConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from agent_rl.engine.base import InferenceEngine, StreamItem
     from agent_rl.gateway.server import Gateway
     from agent_rl.gateway.sessions import Door
+    from agent_rl.types import ModelRequest, ModelResponse
+
+
+class EpisodeEngine:
+    """The engine for requests that come from a task of the gateway: they sample with the episode's
+    own randomness, as if its agent had asked here."""
+
+    def __init__(self, engine: InferenceEngine, context: workflow_context.WorkflowContext) -> None:
+        self._engine = engine
+        self._context = context
+
+    async def agenerate(self, req: ModelRequest) -> ModelResponse:
+        workflow_context.set(self._context)
+        return await self._engine.agenerate(req)
+
+    def astream(self, req: ModelRequest) -> AsyncIterator[StreamItem]:
+        workflow_context.set(self._context)
+        return self._engine.astream(req)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
 
 
 class Doors:
@@ -35,7 +59,8 @@ class Doors:
         ``host``, of the first call, is where the gateway listens.
         """
         gateway = await self._started(session, host)
-        door = gateway.attach(session)
+        engine = EpisodeEngine(session.engine, workflow_context.get())
+        door = gateway.attach(replace(session, engine=cast("InferenceEngine", engine)))
         try:
             yield door
         finally:

@@ -18,6 +18,7 @@ from agent_rl.config import AgentConfig, RayConfig, RolloutConfig
 from agent_rl.engine.local import LocalEngine
 from agent_rl.engine.scripted import ScriptedEngine
 from agent_rl.errors import MissingDependencyError
+from agent_rl.rollout.dataloader import DataLoader
 from agent_rl.rollout.executor import RolloutEngine
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
@@ -78,10 +79,10 @@ def test_the_same_rows_as_on_the_event_loop(
     found = {}
     for mode in ("inline", "ray"):
         engine = LocalEngine(tiny_model_dir, device="cpu", max_seq_len=256)
-        rollout = make(mode, engine)
-        data = [{"i": index} for index in range(6)]
-        found[mode] = rows(rollout.rollout_batch(data, ray_agents.Talker, group_size=2))
-        assert rollout.counts().accepted == 6
+        rollout = make(mode, engine, consumer_batch_size=3)
+        loader = DataLoader([{"i": index} for index in range(6)], 3, seed=1)
+        found[mode] = rows(rollout.prepare_batch(loader, ray_agents.Talker, group_size=2))
+        assert rollout.counts().accepted == 3
         rollout.close()
     assert found["ray"] == found["inline"]
 
