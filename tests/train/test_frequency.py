@@ -14,3 +14,15 @@ def test_whichever_is_first_and_counts_start_again() -> None:
     ends = [False, False, False, True, False, False, False]
     due = [frequency.is_due(is_epoch_end=end) for end in ends]
     assert due == [False, False, True, True, False, False, True]
+
+
+def test_counts_go_on_after_a_restart() -> None:
+    config = StepsConfig(freq_steps=3, freq_secs=1e9)
+    first, resumed = Frequency(config), Frequency(config)
+    assert not first.is_due(is_epoch_end=False)
+    state = first.state_dict()
+    assert (state["steps"], state["epochs"]) == (1, 0)
+    resumed.load_state_dict(state | {"elapsed_s": 2e9})
+    assert resumed.is_due(is_epoch_end=False)  # the seconds of both processes count
+    resumed.load_state_dict(state)
+    assert [resumed.is_due(is_epoch_end=False) for _ in range(2)] == [False, True]

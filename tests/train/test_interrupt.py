@@ -36,3 +36,22 @@ def test_the_previous_handlers_come_back() -> None:
     with Interrupts():
         assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_sigterm_is_told_apart() -> None:
+    with Interrupts() as interrupts:
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert not interrupts.is_terminated
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupts.is_terminated
+
+
+def test_a_patient_one_takes_the_first_signal_only() -> None:
+    """torchrun sends a signal to all processes once more than the terminal did."""
+    with Interrupts(is_patient=True) as interrupts:
+        with pytest.raises(KeyboardInterrupt), interrupts.deferred():
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)

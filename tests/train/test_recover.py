@@ -102,7 +102,7 @@ def crash_in(step: int) -> Callable[[StepReport], None]:
 
 
 def test_the_next_steps_are_bit_equal(tiny_model_dir: Path, tmp_path: Path) -> None:
-    """Cases B128, B149: rewards, log-probs and weights of an uninterrupted run; data in order.
+    """Case B149: rewards, log-probs and weights of an uninterrupted run; data in order.
 
     The crash is in step 3 (counted from 0); 6 rows in batches of 2, so it is past an epoch's end.
     """
@@ -191,7 +191,10 @@ def test_a_state_around_the_end_of_an_epoch(
 
 
 def test_another_engine_gets_the_weights_of_the_state(tiny_model_dir: Path, tmp_path: Path) -> None:
-    """Collection runs ahead here; what was in flight at the crash is given out again."""
+    """Collection runs ahead here; what was in flight at the crash is given out again.
+
+    Case B128: the room to run ahead is not counted from zero after the restart.
+    """
     ahead = "rollout={consumer_batch_size: 2, group_size: 2, max_head_offpolicyness: 1}"
     config = config_of(tiny_model_dir, tmp_path, ahead, "total_train_steps=3")
 
@@ -208,6 +211,7 @@ def test_another_engine_gets_the_weights_of_the_state(tiny_model_dir: Path, tmp_
     QUESTIONS.clear()
     engine = scripted(reports, fails_in=9)
     assert [report.step for report in reports] == [0, 1, 1, 2]
+    assert max(r.stats["ppo_actor/version_stats/staleness/max"] for r in reports) <= 1.0
     assert engine.get_version() == 3
     assert {*given_out, *QUESTIONS} == {row["question"] for row in ROWS}
 
