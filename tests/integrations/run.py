@@ -25,6 +25,7 @@ GROUPS: dict[str, list[str]] = {
     "light": ["autogen", "dspy", "litellm", "smolagents"],
     "openai2": ["llama-index", "strands"],
     "camel": ["camel"],
+    "claude": ["claude"],
     "google-adk": ["google-adk"],
     "crewai": ["crewai"],
     "tasks": ["math-verify", "reasoning-gym"],
