@@ -128,7 +128,7 @@ class ServerConnection:
             except json.JSONDecodeError as error:
                 raise self._failed(method, path, "the answer is not JSON") from error
         message = f"{method} {self.address}{path}: HTTP {status}: {_message(answer)}"
-        if status in (401, 403):
+        if status == 401:
             raise EngineError(f"{message}; check engine.api_key")
         if status in (429, 503):
             raise ServerBusyError(message)

@@ -22,6 +22,9 @@ import httpx
 
 from agent_rl.errors import EngineError
 
+# The token endpoint, and log-probs at any temperature: see vllm.py.
+VLLM_ARGS = ("--enable-scale-out", "--logprobs-mode", "processed_logprobs")
+
 _POLL_S = 0.2
 _STOP_GRACE_S = 10.0
 _SHOWN_LOG_LINES = 15
@@ -41,8 +44,7 @@ class ServerCommand:
         module = {"sglang": "sglang.launch_server", "vllm": "vllm.entrypoints.openai.api_server"}
         own = (sys.executable, "-m", module[backend])
         model_flag = {"sglang": "--model-path", "vllm": "--model"}[backend]
-        # Log-probs at any temperature, see vllm.py.
-        args = ("--logprobs-mode", "processed_logprobs") if backend == "vllm" else ()
+        args = VLLM_ARGS if backend == "vllm" else ()
         return cls(program=tuple(program) or own, model_flag=model_flag, args=args)
 
     def line(self, model: str, port: int, api_key: str | None) -> list[str]:

@@ -1,4 +1,5 @@
-"""vLLM's token endpoint and its weight-update routes, as of 0.32 with VLLM_SERVER_DEV_MODE=1.
+"""vLLM's token endpoint (--enable-scale-out) and its weight-update routes, which are there with
+VLLM_SERVER_DEV_MODE=1 in its environment; as of 0.32.
 
 What its log-probs are depends on how it was started (``--logprobs-mode``), which one token tells:
 
