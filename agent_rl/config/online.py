@@ -15,14 +15,16 @@ class JudgeConfig(Section):
     base_url: str | None = Field(
         None, description="OpenAI-compatible endpoint; null: the policy's own engine"
     )
-    api_key: str | None = Field(None, repr=False, description="of the endpoint; null: none is sent")
+    api_key: str | None = Field(
+        None, repr=False, description="of the endpoint; null: it asks for none"
+    )
     model: str = Field("default", description="name that the endpoint knows the judge by")
     votes: int = Field(3, ge=1, description="answers of which the majority decides; a tie is 0")
     temperature: float = Field(0.6, ge=0.0)
     max_tokens: int | None = Field(
         1024, ge=1, description="of one vote; null: what the context leaves"
     )
-    timeout_s: TimeoutS = Field(60.0, description="of one vote with its retries; null: no limit")
+    timeout_s: TimeoutS = Field(300.0, description="of one vote with its retries; null: no limit")
     max_retries: int = Field(2, ge=0, description="of one vote")
     max_concurrent: int = Field(8, ge=1, description="votes asked for at the same time")
     turn_prompt: str | None = Field(None, description="file in place of prompts/turn_judge.txt")

@@ -37,13 +37,6 @@ from agent_rl.types import TensorDict
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-_GATED = RefusedError(
-    503,
-    "submission is paused while the weights are updated; try again",
-    code="weight_update",
-    retry_after_s=1,
-)
-
 
 class OnlineLearner:
     """
@@ -82,7 +75,12 @@ class OnlineLearner:
     def on_request(self, call: ServedCall) -> None:
         """Raises RefusedError (503) while gated."""
         if self._is_gated.is_set():
-            raise _GATED
+            raise RefusedError(
+                503,
+                "submission is paused while the weights are updated; try again",
+                code="weight_update",
+                retry_after_s=1,
+            )
         turns = self._sessions.setdefault(
             call.session_id,
             SessionTurns(session_id=call.session_id, session=call.session, user_id=call.user_id),
@@ -194,7 +192,13 @@ class OnlineLearner:
             return
         task = asyncio.get_running_loop().create_task(self._learn(turns, turn))
         self._judging[task] = turns
-        task.add_done_callback(lambda task: self._judging.pop(task))
+        task.add_done_callback(self._judged)
+
+    def _judged(self, task: asyncio.Task[None]) -> None:
+        """What a task raises is a fault of ours: ``drain`` passes it on."""
+        del self._judging[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._queue.close(cause=error)
 
     async def _learn(self, turns: SessionTurns, turn: Turn) -> None:
         async with self._queue.place():
@@ -216,6 +220,9 @@ class OnlineLearner:
         if self._judge is None:
             return NOT_JUDGED
         verdict = await _or_none(self._judge.judge(judged))
+        if verdict is not None and not isinstance(verdict, Verdict):
+            logger.warning("%s returned %r, which is no Verdict", type(self._judge), verdict)
+            verdict = None
         return Verdict(score=0.0) if verdict is None else verdict
 
     async def _hint(self, judged: JudgedTurn) -> str | None:

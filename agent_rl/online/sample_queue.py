@@ -37,6 +37,7 @@ class SampleQueue(Generic[T]):
         self._waiting: deque[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = deque()
         self._changed = threading.Condition()
         self._is_closed = False
+        self._cause: BaseException | None = None
 
     def __len__(self) -> int:
         return len(self._items)
@@ -79,7 +80,7 @@ class SampleQueue(Generic[T]):
         """The oldest ``batch_size`` items; waits for them, with a warning where none comes.
 
         Raises:
-            CollectorError: the queue was closed.
+            CollectorError: the queue was closed; ``__cause__`` says why, if anything was wrong.
         """
         with self._changed:
             self._wait_for(batch_size)
@@ -93,7 +94,7 @@ class SampleQueue(Generic[T]):
             if self._is_closed:
                 raise CollectorError(
                     f"the source of samples was closed; {len(self._items)} of {batch_size} are left"
-                )
+                ) from self._cause
             self._changed.wait(_POLL_S)
             now_s = time.monotonic()
             if self._num_put > num_put:
@@ -116,8 +117,9 @@ class SampleQueue(Generic[T]):
             self._wake()
             return num_removed
 
-    def close(self) -> None:
+    def close(self, cause: BaseException | None = None) -> None:
         """Whoever waits in ``drain`` gets CollectorError."""
         with self._changed:
             self._is_closed = True
+            self._cause = self._cause or cause
             self._changed.notify_all()

@@ -1,12 +1,14 @@
 """TurnStore: the judged turns as JSON lines, for people to read; redacted before they are written.
 
 Bounded by age and number of rows; what belongs to a session or a user can be deleted. It holds
-texts, never token ids: those could be decoded. One thread writes, in order, so that a slow disk
+texts, never token ids: those could be decoded. A user's or session's id that would be redacted is
+stored with its hash, by which it is still found. One thread writes, in order, so that a slow disk
 never holds up users. Training does not need it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import time
@@ -54,7 +56,8 @@ class TurnStore:
         if (session_id is None) == (user_id is None):
             raise ValueError("delete turns by session_id or by user_id, one of both")
         field, value = ("session_id", session_id) if user_id is None else ("user_id", user_id)
-        return self._writer.submit(self._keep, lambda row: row.get(field) != value).result()
+        stored = {value, self._stored_id(value)}
+        return self._writer.submit(self._keep, lambda row: row.get(field) not in stored).result()
 
     def close(self) -> None:
         """Returns when everything is written."""
@@ -63,7 +66,8 @@ class TurnStore:
 
     def _append(self, row: JsonObject) -> None:
         if self._config.redact:
-            row = redact_object(row, self._redactor)
+            ids = {name: self._stored_id(row[name]) for name in ("session_id", "user_id")}
+            row = {**redact_object(row, self._redactor), **ids}
         if not self.path.exists():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             os.close(os.open(self.path, os.O_CREAT | os.O_WRONLY, 0o600))  # for its owner only
@@ -71,6 +75,12 @@ class TurnStore:
         self._num_untidied += 1
         if self._num_untidied >= _TIDY_EVERY:
             self._tidy()
+
+    def _stored_id(self, value: str | None) -> str | None:
+        """``s1`` as it is, ``ann@x.org`` as ``[email]:5f3c...``."""
+        if value is None or (redacted := self._redactor(value)) == value:
+            return value
+        return f"{redacted}:{hashlib.sha256(value.encode('utf-8', 'replace')).hexdigest()[:16]}"
 
     def _tidy(self) -> None:
         """Drop what is too old, and the oldest of too many."""

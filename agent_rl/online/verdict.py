@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from agent_rl.record.reward import as_reward
 from agent_rl.types import JsonObject
 
 
@@ -27,11 +28,18 @@ class Verdict:
     """``score`` None: nobody judged it. ``votes`` holds None for each that failed.
 
     ``evaluation`` is the text of the first vote that agrees with a score other than 0.
+
+    Raises:
+        ValueError: the score is no finite number.
     """
 
     score: float | None
     votes: tuple[int | None, ...] = ()
     evaluation: str = ""
+
+    def __post_init__(self) -> None:
+        if self.score is not None:
+            object.__setattr__(self, "score", as_reward(self.score))
 
 
 class Judge(Protocol):

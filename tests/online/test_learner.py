@@ -344,6 +344,47 @@ async def test_a_judge_that_raises_is_a_score_of_zero(
     assert "no judge today" in caplog.text
 
 
+@pytest.mark.parametrize("returned", [1.0, None, "good"])
+async def test_a_judge_that_returns_no_verdict_is_a_score_of_zero(
+    talk: Callable, caplog: pytest.LogCaptureFixture, returned: object
+) -> None:
+    class Wrong:
+        async def judge(self, turn: JudgedTurn) -> object:
+            return returned
+
+    learner = OnlineLearner(judge=Wrong())
+    user = talk(learner)
+    user.say("hello", "one")
+    user.say("good", "two")
+    await learner.judged()
+    assert rows(learner, 1) == [(2, 0.0)]
+    assert ("is no Verdict" in caplog.text) == (returned is not None)
+
+
+@pytest.mark.parametrize("score", [math.nan, math.inf, "1"])
+def test_a_score_is_a_finite_number(score: object) -> None:
+    with pytest.raises(ValueError):
+        Verdict(score=score)
+
+
+async def test_a_fault_while_settling_reaches_the_trainer(
+    learner: OnlineLearner, talk: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case B131: what a task raises is not swallowed; nobody waits for a sample in vain."""
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(learner, "_settle", broken)
+    user = talk(learner)
+    user.say("hello", "one")
+    user.say("good", "two")
+    await learner.judged()
+    with pytest.raises(CollectorError) as failure:
+        learner.drain(1)
+    assert isinstance(failure.value.__cause__, ZeroDivisionError)
+
+
 async def test_gate_refuses_new_requests_and_lets_running_ones_finish(
     judge: ScriptedJudge, talk: Callable
 ) -> None:

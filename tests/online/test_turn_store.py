@@ -79,6 +79,18 @@ def test_delete_by_session_and_by_user(path: Path) -> None:
             store.delete(**ids)
 
 
+def test_an_id_that_is_personal_data_is_not_written_and_still_found(path: Path) -> None:
+    store = TurnStore(path, PrivacyConfig())
+    names = ["ann@x.org", "bob@y.org", "plain"]
+    for number, name in enumerate(names):
+        store.append({**row(number), "user_id": name})
+    assert store.delete(user_id="ann@x.org") == 1
+    assert "@" not in path.read_text(encoding="utf-8")
+    assert store.delete(user_id="plain") == 1
+    store.close()
+    assert turns(path) == [1]
+
+
 def test_ids_are_data_and_never_a_path(path: Path) -> None:
     """Case B175: whatever a session is called, there is one file."""
     store = TurnStore(path, PrivacyConfig())
