@@ -30,6 +30,8 @@ from agent_rl.types import JsonObject
 
 logger = logging.getLogger(__name__)
 
+_KEYS = {"draw", "datum", "status", "reason", "rows"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
@@ -154,9 +156,9 @@ def _verdicts(path: Path) -> dict[int, JsonObject]:
     """By number; of two for one datum the later one."""
     found = {}
     for entry in Journal.read(path):
-        if "draw" in entry:
+        if entry.keys() == _KEYS:
             found[entry["draw"]] = entry
-        elif "trained_steps" not in entry:
+        elif entry.keys() != {"trained_steps"}:
             raise JournalError(f"{path} has an entry with {sorted(entry)}: not of a rollout")
     return found
 

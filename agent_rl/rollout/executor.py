@@ -229,6 +229,7 @@ class RolloutEngine:
 
     def _top_up(self, dataloader: DataSource, make: MakeSubmission) -> None:
         with self._collector.changed:
+            self._collector.check(self._stream)  # before data are drawn that nobody would run
             missing = self._missing(dataloader.batch_size)
         draws = self._draws.take(dataloader, max(0, missing))
         self._add_drawn([make(draw.data, draw.number) for draw in draws])
