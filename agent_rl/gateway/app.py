@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 
@@ -18,6 +19,7 @@ from agent_rl.gateway.wire import Channel, ClientGoneError, Head, Receive, Scope
 
 logger = logging.getLogger(__name__)
 
+_HEALTH_TIMEOUT_S = 5.0
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -63,7 +65,7 @@ class GatewayApp:
 
     async def _serve(self, head: Head, channel: Channel) -> int:
         if head.path == "healthz":
-            is_well = await self._engine.health()
+            is_well = await self._is_well()
             status = 200 if is_well else 503
             await channel.write_whole(Reply(status=status, body={"ok": is_well}))
             return status
@@ -75,6 +77,13 @@ class GatewayApp:
             self._lifecycle.authorize(head)
             return await self._lifecycle.serve(head, parse_body(await channel.body(head)), channel)
         return await self._calls.serve(head, channel)
+
+    async def _is_well(self) -> bool:
+        try:
+            async with asyncio.timeout(_HEALTH_TIMEOUT_S):
+                return await self._engine.health()
+        except TimeoutError:
+            return False
 
     async def _refuse(self, error: AgentRLError, path: str, channel: Channel) -> int:
         """A refusal in the middle of an answer can only cut it: the status has left."""
@@ -90,7 +99,7 @@ class GatewayApp:
 def _endpoint(head: Head) -> str:
     """A label of the metrics: one of a few words, whatever the client sent."""
     first = head.path.partition("/")[0]
-    if head.method == "GET" and first in ("models", "responses", "healthz", "metrics"):
+    if first in ("models", "responses", "healthz", "metrics"):
         return first
     if head.path in Lifecycle.ROUTES or has_endpoint(head.method, head.path):
         return head.path

@@ -6,7 +6,7 @@ No label holds anything that a client chose.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -23,14 +23,14 @@ class Counters:
     """``seconds`` is the time from a request's head to the last byte of its answer."""
 
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     ended: Counter[str] = field(default_factory=Counter)
     num_running: int = 0
     num_hung_up: int = 0
 
     def served(self, endpoint: str, status: int, seconds: float) -> None:
         self.requests[endpoint, status] += 1
-        self.seconds[endpoint] += seconds  # type: ignore[assignment]
+        self.seconds[endpoint] += seconds
 
     def text(self, sessions: Sessions, version: int) -> str:
         live = list(sessions)

@@ -127,6 +127,8 @@ class Lifecycle:
         wait_s = fields.number("wait_s", low=0)
         fields.finish()
         live = self._sessions.of_id(session_id)
+        if live.origin == "attached":
+            raise RefusedError(404, f"session {session_id!r} is exported by its owner")
         await self._until_over(live, wait_s, channel)
         rows = _rows(live, cast(ExportStyle, style), discount)
         body = {

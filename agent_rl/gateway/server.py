@@ -44,9 +44,15 @@ _EXPIRY_S = 30.0  # how often idle sessions are looked for
 class Gateway:
     """Serves sessions over TCP.
 
-    gateway = Gateway(engine, tokenizer, GatewayConfig(port=8000))
-    with gateway.run_in_thread():
-        print(gateway.base_url)
+        gateway = Gateway(engine, tokenizer, GatewayConfig(port=8000))
+        with gateway.run_in_thread():
+            print(gateway.base_url, gateway.api_key)
+
+    Args:
+        listener: follows the turns; its methods run on the gateway's loop.
+
+    Raises:
+        ConfigError: the address needs a key, or two keys are the same.
     """
 
     def __init__(

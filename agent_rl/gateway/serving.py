@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from contextlib import aclosing
+from urllib.parse import parse_qsl
 
 from agent_rl.api.body import parse_body
 from agent_rl.api.routes import answer, has_endpoint
@@ -77,6 +78,7 @@ class CallServer:
             head.method,
             head.path,
             body,
+            query=dict(parse_qsl(head.query.decode("latin-1"))) if head.query else None,
             is_retry=head.headers.get(b"x-stainless-retry-count", b"0") != b"0",
             on_accept=call.accept,
         )

@@ -52,6 +52,8 @@ class SessionLog:
         self._note(live, partial(_start_entry, live))
 
     def turn(self, live: LiveSession, interaction: InteractionWithTokenLogpReward) -> None:
+        if live.end_reason == "forgotten":
+            return  # the call ran when its user was forgotten
         self._note(live, partial(_turn_entry, live, interaction))
 
     def rewarded(self, live: LiveSession, interaction_id: str) -> None:
@@ -61,7 +63,8 @@ class SessionLog:
         self._note(live, partial(_end_entry, live))
 
     def dropped(self, live: LiveSession) -> None:
-        self._num_stale += 3 + len(live.session.cache)
+        if live.origin != "attached":
+            self._num_stale += 3 + len(live.session.cache)
         self._note(live, lambda: {"kind": "drop", "session_id": live.session_id})
 
     def _note(self, live: LiveSession, entry: Entry) -> None:

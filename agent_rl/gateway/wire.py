@@ -39,6 +39,7 @@ class Head:
 
     method: str
     path: str
+    query: bytes
     headers: Mapping[bytes, bytes]
     url_session: str | None
 
@@ -70,8 +71,13 @@ def read_head(scope: Scope) -> Head:
     # A base URL for one SDK ends in /v1 and for another it does not; both get here.
     while path.startswith("v1/"):
         path = path[3:]
-    headers = dict(scope["headers"])
-    return Head(method=scope["method"], path=path, headers=headers, url_session=session_id)
+    return Head(
+        method=scope["method"],
+        path=path,
+        query=scope["query_string"],
+        headers=dict(scope["headers"]),
+        url_session=session_id,
+    )
 
 
 def check_id(value: object, what: str) -> str:
