@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -123,3 +125,59 @@ async def test_an_idle_session_is_ended_without_any_call(
     assert (await http.chat(key)).status_code == 410
     assert (await http.post("/rl/set_reward", {"reward": 1.0}, key)).status_code == 410
     assert (await http.admin("start_session", task_id="u")).status_code == 200
+
+
+async def test_what_frameworks_send_along(connect: Any) -> None:
+    """Case B184: what is known is used, what is not is named; parts and their text are one."""
+    client, gateway = await connect(["four", "five"], chat_template_type="concat")
+    parts = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    first = await client.chat.completions.create(
+        model="m",
+        messages=parts,
+        user="ann",
+        metadata={"run": "1"},
+        store=True,
+        parallel_tool_calls=True,
+        response_format={"type": "text"},
+        seed=3,
+        timeout=30.0,
+        extra_body={"top_k": 5},
+    )
+    interaction = cache_of(gateway)[first.id]
+    assert interaction.metadata == {"user": "ann", "metadata": {"run": "1"}}
+    (request,) = gateway._engine.requests
+    assert (request.gconfig.seed, request.gconfig.top_k) == (3, 5)
+    plain_text = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "four"},
+        {"role": "user", "content": "and?"},
+    ]
+    second = await client.chat.completions.create(model="m", messages=plain_text)
+    assert cache_of(gateway)[second.id].parent is interaction
+    with pytest.raises(openai.BadRequestError, match="max_turns is not a parameter"):
+        await client.chat.completions.create(model="m", messages=parts, extra_body={"max_turns": 3})
+
+
+@pytest.mark.parametrize("data", ["", "not base64!", "iVBORw0KGgo" + "A" * 2_000_000])
+async def test_images_for_a_model_of_text_are_refused_whole(connect: Any, data: str) -> None:
+    """Cases B186 and B188: nothing is decoded, nothing is recorded, nobody else waits."""
+    client, gateway = await connect(["four"])
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+    text = {"type": "text", "text": "what is this?"}
+    calls = [
+        client.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": [text, image]}]
+        )
+        for _ in range(4)
+    ]
+    for error in await asyncio.gather(*calls, return_exceptions=True):
+        assert isinstance(error, openai.BadRequestError) and error.code == "unsupported_content"
+    assert (await client.chat.completions.create(model="m", messages=ASK)).choices
+    assert len(cache_of(gateway)) == 1
+
+
+async def test_idle_connections_outlive_the_clients_patience(start: Any) -> None:
+    """Case B141: the client closes first, so no request dies on a closing connection."""
+    gateway = await start([])
+    patience = httpx.Limits().keepalive_expiry
+    assert patience is not None and gateway._server.config.timeout_keep_alive > patience
