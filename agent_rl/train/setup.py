@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +83,14 @@ def min_usable_group_size(config: PPOConfig) -> int:
             "actor.reward_norm or actor.adv_norm"
         )
     return explicit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workflows:
+    """What ``PPOTrainer.train`` was asked to run, as arguments of ``RolloutEngine``."""
+
+    train: dict[str, Any]
+    eval: dict[str, Any]
 
 
 def join_team(config: PPOConfig) -> Team:

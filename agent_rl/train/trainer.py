@@ -22,7 +22,7 @@ from agent_rl.engine.loading import load_tokenizer
 from agent_rl.engine.local import LocalEngine
 from agent_rl.engine.remote import RemoteEngine
 from agent_rl.engine.weights import WeightPublisher
-from agent_rl.errors import ConfigError
+from agent_rl.errors import AgentRLError, ConfigError
 from agent_rl.online.service import OnlineService
 from agent_rl.rollout.dataloader import DataLoader
 from agent_rl.rollout.executor import RolloutEngine
@@ -53,14 +53,6 @@ class StepReport:
     step: int
     total_steps: int
     stats: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Workflows:
-    """What ``train`` was asked to run, as ``RolloutEngine`` takes it."""
-
-    train: dict[str, Any]
-    eval: dict[str, Any]
 
 
 class PPOTrainer:
@@ -151,7 +143,12 @@ class PPOTrainer:
         self._recover_due = Frequency(config.recover)
         self._faults: list[str] = []
         self._recovery = self._make_recovery()
-        self._num_steps = self._resume()
+        self._owns_source = False
+        try:
+            self._num_steps = self._resume()
+        except AgentRLError:
+            self.close()
+            raise
         self._is_whole = True
         self._progress = RunProgress(
             self.total_steps, num_done=self._num_steps, is_shown=not is_online
@@ -207,18 +204,11 @@ class PPOTrainer:
             KeyboardInterrupt: Ctrl-C, after the last whole step was kept.
             SystemExit: SIGTERM, likewise; the exit code is 0.
         """
-        workflows = _Workflows(
-            train={
-                "workflow": workflow,
-                "workflow_kwargs": workflow_kwargs,
-                "should_accept_fn": should_accept_fn,
-            },
-            eval={
-                "workflow": workflow if eval_workflow is None else eval_workflow,
-                "workflow_kwargs": workflow_kwargs
-                if eval_workflow is None
-                else eval_workflow_kwargs,
-            },
+        training = {"workflow": workflow, "workflow_kwargs": workflow_kwargs}
+        evaluation = {"workflow": eval_workflow, "workflow_kwargs": eval_workflow_kwargs}
+        workflows = setup.Workflows(
+            train={**training, "should_accept_fn": should_accept_fn},
+            eval=training if eval_workflow is None else evaluation,
         )
         with Interrupts(is_patient=self._team.size > 1) as interrupts, self._progress:
             try:
@@ -231,7 +221,7 @@ class PPOTrainer:
 
     def _run(
         self,
-        workflows: _Workflows,
+        workflows: setup.Workflows,
         interrupts: Interrupts,
         on_step: Callable[[StepReport], None] | None,
     ) -> None:
@@ -253,7 +243,7 @@ class PPOTrainer:
             self._progress.advance()
 
     def _train_step(
-        self, step: int, workflows: _Workflows, interrupts: Interrupts
+        self, step: int, workflows: setup.Workflows, interrupts: Interrupts
     ) -> dict[str, float]:
         with self._phase("rollout"):
             trajectories = self._collect(workflows)
@@ -275,7 +265,7 @@ class PPOTrainer:
             self._run_evaluation(workflows.eval)
         return stats_tracker.export_all() | system_metrics()
 
-    def _collect(self, workflows: _Workflows) -> list[TensorDict]:
+    def _collect(self, workflows: setup.Workflows) -> list[TensorDict]:
         if self.source is not None:
             return self.source.drain(self.config.rollout.consumer_batch_size)
         return self.rollout.prepare_batch(self._loader, **workflows.train)

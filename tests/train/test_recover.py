@@ -150,7 +150,8 @@ def test_concurrent_episodes_sample_the_same_after_a_restart(
         for a, b in zip(expected, weights(trainer), strict=True):
             assert torch.allclose(a, b, rtol=0.0, atol=1e-5)
         resumed = read_metrics(trainer.run_dir / "metrics.jsonl")
-    assert [row["rollout/reward"] for row in resumed] == [row["rollout/reward"] for row in rows]
+    rewards = pytest.approx([row["rollout/reward"] for row in rows])  # summed in any order
+    assert [row["rollout/reward"] for row in resumed] == rewards
 
 
 def test_finished_episodes_are_not_run_again(tiny_model_dir: Path, tmp_path: Path) -> None:
@@ -313,8 +314,10 @@ def test_a_damaged_state_is_an_error_and_not_a_fresh_start(
 
 
 def test_the_state_of_another_run_is_refused(one_step: PPOConfig) -> None:
-    with pytest.raises(CheckpointError, match="seed=1, not 2"):
-        PPOTrainer(load_config(None, ["seed=2"], base=one_step), ROWS)
+    other = load_config(None, ["seed=2", "rollout.journal=true"], base=one_step)
+    for _ in range(2):  # the first one let go of the journal
+        with pytest.raises(CheckpointError, match="seed=1, not 2"):
+            PPOTrainer(other, ROWS)
     with pytest.raises(CheckpointError, match="6 rows and this dataset has 7"):
         PPOTrainer(one_step, [*ROWS, {"question": "say 7"}])
 
