@@ -22,7 +22,7 @@ VENVS = Path(sys.prefix) / "integrations"
 
 # Group -> extras of pyproject.toml. Tests of extra x-y are in test_x_y.py.
 GROUPS: dict[str, list[str]] = {
-    "light": ["autogen", "dspy", "litellm", "smolagents"],
+    "light": ["autogen", "dspy", "langchain", "litellm", "smolagents"],
     "openai2": ["llama-index", "strands"],
     "camel": ["camel"],
     "claude": ["claude"],

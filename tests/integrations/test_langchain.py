@@ -10,6 +10,7 @@ from langchain_core.runnables import RunnableLambda
 from pydantic import BaseModel
 from scenario import (
     GuidedEngine,
+    Stage,
     call_of,
     check_conversation,
     check_failing_tool,
@@ -108,6 +109,43 @@ class StreamingChatOpenAIClerk:
 def test_other_ways(agent: type) -> None:
     check_conversation(agent)
     check_failing_tool(agent)
+
+
+class CreateAgentClerk:
+    """``langchain.agents.create_agent``."""
+
+    async def run(self, data: dict[str, Any], client: ArealOpenAI) -> float:
+        agents = pytest.importorskip("langchain.agents")
+        model = ChatArealOpenAI(client=client)
+        clerk = agents.create_agent(model, tools=[TOOL], system_prompt=INSTRUCTIONS)
+        messages: list[Any] = []
+        for question in questions(data):
+            state = await clerk.ainvoke({"messages": [*messages, HumanMessage(question)]})
+            messages = state["messages"]
+        return reward(data, messages[-1].text)
+
+
+def test_create_agent() -> None:
+    pytest.importorskip("langchain.agents", reason="needs pip install 'agent-rl[langchain]'")
+    check_conversation(CreateAgentClerk)
+    check_failing_tool(CreateAgentClerk)
+
+
+@pytest.mark.parametrize("strategy", ["ToolStrategy", "ProviderStrategy"])
+def test_structured_output_of_create_agent(strategy: str) -> None:
+    agents = pytest.importorskip("langchain.agents", reason="needs 'agent-rl[langchain]'")
+    form = getattr(pytest.importorskip("langchain.agents.structured_output"), strategy)(Cents)
+
+    class Accountant:
+        async def run(self, data: dict[str, Any], client: ArealOpenAI) -> float:
+            agent = agents.create_agent(ChatArealOpenAI(client=client), response_format=form)
+            state = await agent.ainvoke({"messages": [HumanMessage(questions(data)[0])]})
+            return float(state["structured_response"] == Cents(cents=42))
+
+    called = '<tool_call>\n{"name": "Cents", "arguments": {"cents": 42}}\n</tool_call>'
+    stage = Stage({"corn": [called if strategy == "ToolStrategy" else '{"cents": 42}']})
+    stage.play(Accountant)
+    assert stage.stats["rollout/reward"] == 1.0
 
 
 async def test_what_a_message_carries(tokenizer: Any) -> None:
