@@ -106,13 +106,14 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
         self, engine: InferenceEngine, data: JsonObject, rules: EpisodeRules = DEFAULT_RULES
     ) -> GroupResult:
         """Like ``arun_episode``, with what became of each slot."""
-        slots = await self._run_slots(engine, data, rules)
-        episodes = [slot.episode for slot in slots if slot.episode is not None]
-        value = None
+        usable, value = 0, None
         try:
+            slots = await self._run_slots(engine, data, rules)
+            episodes = [slot.episode for slot in slots if slot.episode is not None]
+            usable = len(episodes)
             value = self._merge(episodes)
         finally:
-            self._record(usable=len(episodes), is_trainable=value is not None)
+            self._record(usable=usable, is_trainable=value is not None)
         return GroupResult(value=value, slots=slots)
 
     async def _run_slots(

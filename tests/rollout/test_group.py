@@ -165,6 +165,9 @@ async def test_on_error_raise_cancels_the_siblings(replay, rows, engine) -> None
     with pytest.raises(EpisodeError, match="ConnectionError: down"):
         await group.run_group(engine, {}, EpisodeRules(on_error="raise"))
     assert ended == ["raised", "cancelled", "cancelled"]
+    stats = stats_tracker.get("rollout").export()
+    assert (stats["rollout/usable_slot_count"], stats["rollout/fully_masked_group"]) == (0.0, 1.0)
+    assert stats["rollout/target_slot_count__count"] == 1
 
 
 async def test_deadline_is_for_each_episode(engine, rows) -> None:
