@@ -20,8 +20,8 @@ from torch.distributed import distributed_c10d as c10d
 from agent_rl.engine.base import NamedTensor, WeightUpdate
 from agent_rl.engine.http import ServerConnection
 from agent_rl.engine.server import Server
-from agent_rl.engine.server_api import GroupMember, ServerApi, TensorSpec
-from agent_rl.errors import AgentRLError, ConfigError
+from agent_rl.engine.server_api import BroadcastApi, GroupMember, TensorSpec
+from agent_rl.errors import AgentRLError
 
 _BUCKET_BYTES = 512 << 20
 # Rank 0 has given up: how long the servers may take to notice.
@@ -41,7 +41,7 @@ class Broadcaster:
 
     def __init__(
         self,
-        api: ServerApi,
+        api: BroadcastApi,
         *,
         address: str = "127.0.0.1",
         timeout_s: float = 600.0,
@@ -59,12 +59,10 @@ class Broadcaster:
         self, servers: Sequence[Server], update: WeightUpdate, *, keeps_cache: bool
     ) -> Outcome:
         """Servers that failed, and why; with any, the others have only a part of the weights."""
-        if update.tensors is None:
-            raise ConfigError("WeightUpdate.tensors is missing; method='distributed' sends them")
+        assert update.tensors is not None, "checked before"
         buckets = in_buckets(update.tensors(), self._bucket_bytes)
         bucket = await asyncio.to_thread(next, buckets, None)
-        if bucket is None:
-            raise ConfigError("WeightUpdate.tensors gave no tensor")
+        assert bucket is not None, "a model has parameters"
         failures = await self._gather(servers)
         if not failures:
             failures = await self._on_all(self._api.begin_receiving)
@@ -99,7 +97,14 @@ class Broadcaster:
         if self._group is not None and self._members == tuple(servers):
             return {}
         await self.close()
-        counts = [await self._api.num_workers(server.connection) for server in servers]
+        counts, failures = [], {}
+        for server in servers:
+            try:
+                counts.append(await self._api.num_workers(server.connection))
+            except AgentRLError as error:
+                failures[server] = str(error)
+        if failures:
+            return failures
         name, backend = f"weights-{uuid.uuid4().hex[:8]}", _BACKENDS[_device()]
         store = distributed.TCPStore(  # type: ignore[attr-defined]
             self._address, 0, 1 + sum(counts), is_master=True, wait_for_workers=False
@@ -168,9 +173,12 @@ class Broadcaster:
             for server, call in zip(self._members, remote, strict=True)
             if call.cancelled() or call.exception() is not None
         }
-        if not failures:
-            return local.result(), {}
-        return None, failures
+        if failures:
+            return None, failures
+        error = local.exception()
+        if error is not None:  # then everybody has a part of the weights only
+            return None, dict.fromkeys(self._members, f"the trainer's part failed: {error}")
+        return local.result(), {}
 
 
 def in_buckets(tensors: Iterable[NamedTensor], max_bytes: int) -> Iterator[list[NamedTensor]]:

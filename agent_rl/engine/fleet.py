@@ -17,7 +17,7 @@ from agent_rl.engine.base import WeightUpdate
 from agent_rl.engine.broadcast import Broadcaster
 from agent_rl.engine.router import Router
 from agent_rl.engine.server import Server
-from agent_rl.engine.server_api import PauseMode, ServerApi, ServerInfo
+from agent_rl.engine.server_api import BroadcastApi, PauseMode, ServerApi, ServerInfo
 from agent_rl.errors import AgentRLError, ConfigError, EngineError
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,11 @@ class Fleet:
         self._label = ""
         self._folder: Path | None = None
         self._adapter_folder: Path | None = None
-        self._broadcaster = Broadcaster(api, address=address, timeout_s=control_timeout_s)
+        self._broadcaster = (
+            Broadcaster(api, address=address, timeout_s=control_timeout_s)
+            if isinstance(api, BroadcastApi)
+            else None
+        )
         self._control = asyncio.Lock()
         self._is_alarmed = asyncio.Event()
         self._strikes: dict[Server, int] = {}
@@ -100,7 +104,8 @@ class Fleet:
             await self.router.close()
             if self.router.is_paused:
                 await self._each(self.router.up, lambda s: self._api.resume(s.connection))
-            await self._broadcaster.close()
+            if self._broadcaster is not None:
+                await self._broadcaster.close()
             for server in self.router.servers:
                 server.mark_down("the engine is closed")
             for server in self.router.servers:
@@ -207,7 +212,13 @@ class Fleet:
     async def _publish_broadcast(self, update: WeightUpdate) -> None:
         """Also to servers that were out. Again from the start when one fails on the way: until
         the end, the others have a part of the weights and the label of the old ones."""
-        servers: list[Server] = []
+        broadcaster, servers = self._broadcaster, list[Server]()
+        if broadcaster is None:
+            raise EngineError(
+                "these servers cannot take weights by method 'distributed'; use 'disk'"
+            )
+        if update.tensors is None:
+            raise ConfigError("WeightUpdate.tensors is missing; method='distributed' sends them")
 
         async def stop(server: Server) -> None:
             await self._describe(server)
@@ -220,9 +231,14 @@ class Fleet:
         while servers:
             for server in servers:
                 server.is_torn = True
-            failures = await self._broadcaster.send(
-                servers, update, keeps_cache=self._on_update == "in_place"
-            )
+            try:
+                failures = await broadcaster.send(
+                    servers, update, keeps_cache=self._on_update == "in_place"
+                )
+            except BaseException:
+                for server in servers:
+                    self._lose(server, f"the update to {update.version} was broken off")
+                raise
             for server, why in failures.items():
                 self._lose(server, f"it did not take the weights {update.version}: {why}")
             if not failures:

@@ -18,11 +18,9 @@ from typing import Any
 from agent_rl.engine.http import ServerConnection
 from agent_rl.engine.server_api import (
     Attempt,
-    GroupMember,
     PauseMode,
     Piece,
     ServerInfo,
-    TensorSpec,
     TopLogprobs,
     read_spans,
 )
@@ -113,32 +111,6 @@ class VLLM:
     async def unload_adapter(self, server: ServerConnection, name: str) -> None:
         await server.post("/v1/unload_lora_adapter", {"lora_name": name})
 
-    async def num_workers(self, server: ServerConnection) -> int:
-        return int((await server.get("/get_world_size"))["world_size"])
-
-    async def join_group(self, server: ServerConnection, member: GroupMember) -> None:
-        raise _no_broadcast(server)
-
-    async def leave_group(self, server: ServerConnection, group: str) -> None:
-        raise _no_broadcast(server)
-
-    async def begin_receiving(self, server: ServerConnection) -> None:
-        raise _no_broadcast(server)
-
-    async def end_receiving(self, server: ServerConnection) -> None:
-        raise _no_broadcast(server)
-
-    async def receive(
-        self,
-        server: ServerConnection,
-        group: str,
-        tensors: Sequence[TensorSpec],
-        label: str | None,
-        *,
-        keeps_cache: bool,
-    ) -> None:
-        raise _no_broadcast(server)
-
     def _check(self, server: ServerConnection, gconfig: GenerationConfig) -> None:
         if gconfig.is_greedy or gconfig.temperature == 1.0:
             return
@@ -215,9 +187,3 @@ def _read_top(entry: Mapping[str, Any], num_top: int) -> TopLogprobs:
     tops = entry.get("top_logprobs") or []
     pairs = {int(top["token_id"]): float(top["logprob"]) for top in tops}
     return tuple(sorted(pairs.items(), key=lambda pair: -pair[1])[:num_top])
-
-
-def _no_broadcast(server: ServerConnection) -> EngineError:
-    return EngineError(
-        f"{server.address}: vLLM cannot take weights by method 'distributed' here; use 'disk'"
-    )
