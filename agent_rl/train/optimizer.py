@@ -138,7 +138,13 @@ class Optimizer:
             raise CheckpointError(
                 f"the optimizer state has {len(saved)} parameters, the model {len(self._masters)}"
             )
+        options = [
+            {name: value for name, value in group.items() if name != "params"}
+            for group in self._adamw.param_groups
+        ]
         self._adamw.load_state_dict(state["adamw"])
+        for group, own in zip(self._adamw.param_groups, options, strict=True):
+            group.update(own)  # the config of today, not that of the saved run
         self._num_updates = state["num_updates"]
         for master, values in zip(self._masters, saved, strict=True):
             if values is not None:

@@ -114,3 +114,18 @@ def test_schedule_moves_once_for_each_update() -> None:
         optimizer.step()
     optimizer.end_update()
     assert optimizer.lr == pytest.approx(0.99)
+
+
+def test_a_restarted_run_takes_its_options_from_its_own_config() -> None:
+    """A decay that was changed between two processes is not the saved one: 1 - 0.1 * 0.5 twice."""
+    matrix = Parameter(torch.ones(1, 1))
+    before = Optimizer([matrix], OptimizerConfig(lr=0.1, weight_decay=0.0), total_steps=10)
+    matrix.grad = torch.zeros(1, 1)
+    before.step()
+    after = Optimizer([matrix], OptimizerConfig(lr=0.1, weight_decay=0.5), total_steps=10)
+    after.load_state_dict(before.state_dict())
+    for _ in range(2):
+        matrix.grad = torch.zeros(1, 1)
+        after.step()
+    assert float(matrix.detach()) == pytest.approx(0.95**2)
+    assert float(after.state_dict()["adamw"]["state"][0]["step"]) == 3.0
