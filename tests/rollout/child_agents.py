@@ -38,6 +38,24 @@ class Environment:
         return data["i"] * self.factor
 
 
+class Anthropic:
+    """What Anthropic's SDK sends when the environment is all that it is given."""
+
+    def run(self, data: Any) -> float:
+        url = os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages"
+        messages = [{"role": "user", "content": "hi"}]
+        body = {"model": "m", "max_tokens": 8, "messages": messages}
+        headers = {
+            "x-api-key": os.environ["ANTHROPIC_API_KEY"],
+            "anthropic-version": "2023-06-01",
+            "Content-Type": "application/json",
+        }
+        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert json.load(answer)["role"] == "assistant"
+        return 1.0
+
+
 class Coroutine:
     async def run(self, data: Any, base_url: str, api_key: str) -> dict[str, float]:
         first, second = ask("one", base_url, api_key), ask("two", base_url, api_key)

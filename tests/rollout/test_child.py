@@ -75,6 +75,10 @@ def test_sync_agents_that_read_the_environment_are_isolated(make) -> None:
     assert rewards(by_path[0]) == [8.0]
 
 
+def test_anthropics_variables_work_too(make) -> None:
+    assert rewards(make(on_error="raise").rollout_batch([{}], child_agents.Anthropic)[0]) == [1.0]
+
+
 def test_coroutines_get_their_arguments_and_return_rewards_by_id(make) -> None:
     [group] = make().rollout_batch([{}], child_agents.Coroutine)
     assert rewards(group) == [0.25, 0.75]
