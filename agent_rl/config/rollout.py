@@ -128,3 +128,13 @@ class RolloutConfig(Section):
     )
     agent: AgentConfig = AgentConfig()
     budget: BudgetConfig = BudgetConfig()
+
+    @model_validator(mode="after")
+    def _budget_comes_before_the_safety_net(self) -> RolloutConfig:
+        turns, requests = self.budget.max_turns, self.agent.max_requests
+        if turns is not None and requests is not None and requests <= turns:
+            raise ValueError(
+                f"rollout.budget.max_turns={turns} is never reached: after "
+                f"rollout.agent.max_requests={requests} calls the episode fails; raise max_requests"
+            )
+        return self

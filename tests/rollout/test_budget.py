@@ -238,6 +238,9 @@ def test_limits_are_checked_and_groups_too() -> None:
     for key, value in {"max_turns": 0, "max_tokens": 0, "max_tool_calls": -1}.items():
         with pytest.raises(ValueError, match=key):
             BudgetConfig(**{key: value})
+    with pytest.raises(ValueError, match=r"max_turns=64 is never reached: after rollout.agent"):
+        RolloutConfig(budget=BudgetConfig(max_turns=64))
+    RolloutConfig(budget=BudgetConfig(max_turns=64), agent=AgentConfig(max_requests=65))
     assert not BudgetConfig().is_limited and BudgetConfig(max_tool_calls=0).is_limited
     with pytest.raises(ValueError, match="truncated must be one bool for each row count"):
         RolloutGroup(row_counts=(1, 1), truncated=(True,))
