@@ -249,6 +249,8 @@ class Fleet:
                 f"no inference server took the weights {update.version}: {self._reasons()}"
             )
         self.version, self._label, self._folder = update.version, str(update.version), None
+        for server in self.router.servers:
+            server.first_folder = None  # has other weights than these, which are in no folder
         for server in servers:
             server.hold(self.version, self._label)
             server.mark_up()
@@ -267,7 +269,10 @@ class Fleet:
         folder = self._folder or server.first_folder
         if server.is_torn:
             if folder is None:
-                raise EngineError(f"there is no folder of the weights {self._label!r} any more")
+                raise EngineError(
+                    f"there is no folder of the weights {self._label!r}; the next update brings "
+                    "it back"
+                )
             await self._load_folder(server, folder, self._label)
 
     # Keeping

@@ -90,6 +90,10 @@ class LaunchedServers:
                     raise EngineError(f"cannot start {command.program[0]}: {error}") from error
             self._processes.append(process)
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(process.pid for process in self._processes)
+
     def wait_ready(self, timeout_s: float | None) -> Self:
         """Until all answer ``/health``.
 
