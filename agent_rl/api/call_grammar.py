@@ -153,7 +153,7 @@ def _members(function: JsonObject) -> Iterator[tuple[str, str, bool]]:
         if not isinstance(schema, dict) or schema.get("type") not in ("string", ["string"]):
             value = _json({**shared, **schema} if isinstance(schema, dict) else schema)
         else:
-            texts = [schema["const"]] if "const" in schema else schema.get("enum") or ()
+            texts = [schema["const"]] if "const" in schema else schema.get("enum") or []
             value = f"({' | '.join(map(_text, texts))})" if texts else ""
         yield name, value, is_optional
 

@@ -12,6 +12,7 @@ from agent_rl.api.fields import Fields
 from agent_rl.api.grammar import ToolUse, answer_grammar, stop_after_one_call, tool_grammar
 from agent_rl.api.sampling import refuse_unsupported
 from agent_rl.api.session import Session
+from agent_rl.api.turn import check_schemas
 from agent_rl.types import GenerationConfig, JsonObject
 
 
@@ -48,6 +49,7 @@ def read_demands(
     where: str,
 ) -> Demands:
     """``where`` names the field that holds ``answer_format``."""
+    check_schemas(tools)
     fmt = session.format
     is_parallel = _is_parallel(fields)
     tool_use, calls = tool_grammar(

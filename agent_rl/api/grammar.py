@@ -37,7 +37,8 @@ def answer_grammar(response_format: JsonObject | None, *, where: str) -> str | N
     if kind == "json_object":
         return _json_grammar({"type": "object"})
     if kind == "json_schema":
-        schema = response_format.get("json_schema", response_format).get("schema")
+        holder = response_format.get("json_schema", response_format)
+        schema = holder.get("schema") if isinstance(holder, dict) else None
         if not isinstance(schema, dict):
             raise RequestError(f"{where} has no schema", param=where)
         return _json_grammar(schema)
@@ -118,7 +119,8 @@ def _named(choice: Any) -> str | None:
     """Chat nests the name, ``responses`` does not."""
     if not isinstance(choice, dict) or choice.get("type") != "function":
         return None
-    name = choice.get("function", choice).get("name")
+    holder = choice.get("function", choice)
+    name = holder.get("name") if isinstance(holder, dict) else None
     return name if isinstance(name, str) else None
 
 

@@ -14,6 +14,7 @@ from agent_rl.api.generate import Choice, new_id
 from agent_rl.errors import RequestError
 from agent_rl.types import JsonObject
 
+_ROLES = ("user", "assistant", "system", "developer")
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
@@ -31,7 +32,7 @@ def messages_of(items: str | Sequence[Any]) -> list[JsonObject]:
         if not isinstance(item, dict):
             raise RequestError(f"{where} must be an object", param=where)
         kind = item.get("type") or "message"
-        read = _READERS.get(kind)
+        read = _READERS.get(kind) if isinstance(kind, str) else None
         if read is None:
             raise RequestError(
                 f"{where} is an item of type {kind!r}, which is not supported", param=where
@@ -110,8 +111,12 @@ def call_item(call: JsonObject, status: str) -> JsonObject:
 
 def _read_message(messages: list[JsonObject], item: JsonObject, where: str) -> None:
     role = item.get("role")
-    content = item.get("content")
-    parts = _parts(content, where) if isinstance(content, list) else content
+    if role not in _ROLES:
+        raise RequestError(
+            f"{where}.role is {role!r}; it must be one of {', '.join(_ROLES)}",
+            param=f"{where}.role",
+        )
+    parts = _content(item, "content", where)
     if role == "assistant":
         turn = _assistant_turn(messages)
         turn["content"] = (turn.get("content") or "") + _joined(parts)
@@ -120,24 +125,27 @@ def _read_message(messages: list[JsonObject], item: JsonObject, where: str) -> N
 
 
 def _read_reasoning(messages: list[JsonObject], item: JsonObject, where: str) -> None:
-    parts = item.get("content") or item.get("summary") or []
-    text = "".join(part.get("text") or "" for part in parts)
+    name = "content" if item.get("content") else "summary"
+    parts = item.get(name) or []
+    if not isinstance(parts, list) or not all(map(_has_text, parts)):
+        raise RequestError(
+            f"{where}.{name} must be a list of parts with a text", param=f"{where}.{name}"
+        )
+    text = "".join(part["text"] for part in parts)
     if text:
         _assistant_turn(messages)["reasoning_content"] = text
 
 
 def _read_call(messages: list[JsonObject], item: JsonObject, where: str) -> None:
-    function = {"name": item.get("name"), "arguments": item.get("arguments")}
-    if not isinstance(function["name"], str):
-        raise RequestError(f"{where}.name must be a string", param=f"{where}.name")
-    call = {"id": item.get("call_id"), "type": "function", "function": function}
+    function = {name: _string(item, name, where) for name in ("name", "arguments")}
+    call = {"id": _string(item, "call_id", where), "type": "function", "function": function}
     _assistant_turn(messages).setdefault("tool_calls", []).append(call)
 
 
 def _read_output(messages: list[JsonObject], item: JsonObject, where: str) -> None:
-    output = item.get("output")
-    content = _parts(output, where) if isinstance(output, list) else output
-    messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
+    content = _content(item, "output", where)
+    call_id = _string(item, "call_id", where)
+    messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
 
 
 _READERS: dict[str, Callable[[list[JsonObject], JsonObject, str], None]] = {
@@ -155,9 +163,32 @@ def _assistant_turn(messages: list[JsonObject]) -> JsonObject:
     return messages[-1]
 
 
+def _string(item: JsonObject, name: str, where: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise RequestError(f"{where}.{name} must be a string", param=f"{where}.{name}")
+    return value
+
+
+def _has_text(part: Any) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("text"), str)
+
+
+def _content(item: JsonObject, name: str, where: str) -> str | list[JsonObject] | None:
+    """Text, or parts, or nothing."""
+    content = item.get(name)
+    if isinstance(content, list):
+        return _parts(content, f"{where}.{name}")
+    if content is not None and not isinstance(content, str):
+        raise RequestError(
+            f"{where}.{name} must be a string or a list of parts", param=f"{where}.{name}"
+        )
+    return content
+
+
 def _parts(parts: Sequence[Any], where: str) -> str | list[JsonObject]:
     """One string for text alone; chat parts where there are images."""
-    chat = [_part(part, f"{where}.content[{index}]") for index, part in enumerate(parts)]
+    chat = [_part(part, f"{where}[{index}]") for index, part in enumerate(parts)]
     if all(part["type"] == "text" for part in chat):
         return "".join(part["text"] for part in chat)
     return chat

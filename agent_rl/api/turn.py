@@ -114,6 +114,30 @@ def check_tools(tools: list[Any] | None) -> list[JsonObject] | None:
     return tools or None
 
 
+def check_schemas(tools: Sequence[JsonObject] | None) -> None:
+    """Raises RequestError naming the tool whose parameters are no JSON schema at first sight."""
+    for index, tool in enumerate(tools or []):
+        _check_parameters(tool.get("function", tool), f"tools[{index}]")
+
+
+def _check_parameters(function: Any, where: str) -> None:
+    schema = function.get("parameters") if isinstance(function, dict) else None
+    if schema is None:
+        return
+    if not isinstance(schema, dict):
+        raise RequestError(f"{where} has parameters that are no object", param=where)
+    properties, required = schema.get("properties"), schema.get("required")
+    members = properties.values() if isinstance(properties, dict) else ()
+    enums = [each.get("enum") for each in members if isinstance(each, dict)]
+    for name, is_good in (
+        ("properties", properties is None or isinstance(properties, dict)),
+        ("required", required is None or isinstance(required, list)),
+        ("enum", all(enum is None or isinstance(enum, list) for enum in enums)),
+    ):
+        if not is_good:
+            raise RequestError(f"{where} has parameters with a malformed {name!r}", param=where)
+
+
 def read_labels(fields: Fields) -> dict[str, Any]:
     """What only names or caches a request: kept on the interaction, without effect on it."""
     sent = {
