@@ -102,9 +102,9 @@ class RolloutEngine:
         dump = open_dump(config, tokenizer) if dump is None else dump
         self._draws = open_draws(config, journal)
         keep = self._draws.keep if config.journal else None
-        runner = TaskRunner(engine, rules, dump, keep, seed=seed)
+        self._runner = TaskRunner(engine, rules, dump, keep, seed=seed)
         lanes = (self._stream, self._eval)
-        self._collector = Collector(runner.run, engine.get_version, lanes, clock, doors.close)
+        self._collector = Collector(self._runner.run, engine.get_version, lanes, clock, doors.close)
 
     # Collecting
 
@@ -319,6 +319,7 @@ class RolloutEngine:
     def close(self) -> None:
         """Cancel all episodes and end the thread, within seconds. May be called twice."""
         self._collector.close()
+        self._runner.close()
         self._draws.close()
 
     def __enter__(self) -> Self:

@@ -12,6 +12,8 @@ import asyncio
 import logging
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 from agent_rl import workflow_context
@@ -51,8 +53,9 @@ class TaskRunner:
         *,
         seed: int = 1,
     ) -> None:
-        """``keep`` puts a verdict on disk before it counts; it is called in a worker thread.
+        """``keep`` puts a verdict on disk before it counts.
 
+        What is written has a thread of its own: agents may keep those of the loop busy.
         Episodes of one ``seed`` sample the same for the same draw, whatever runs beside them.
         """
         self._engine = engine
@@ -61,6 +64,14 @@ class TaskRunner:
         self._keep = keep
         self._seed = seed
         self._logged: set[str] = set()
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="agent-rl-disk")
+
+    def close(self) -> None:
+        """Once what was begun is written. May be called twice."""
+        self._disk.shutdown()
+
+    async def _on_disk(self, write: Callable[[], object]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._disk, write)
 
     async def run(self, submission: Submission) -> Finished:
         draw = submission.draw
@@ -78,7 +89,7 @@ class TaskRunner:
         await self._write(submission, trajectory, result.slots)
         finished = self._judge(submission, trajectory, result.slots)
         if self._keep is not None and submission.draw is not None:
-            await asyncio.to_thread(self._keep, finished)
+            await self._on_disk(partial(self._keep, finished))
         stats_tracker.get(workflow_context.stat_scope()).scalar(
             accepted=finished.status == "accepted",
             rejected=finished.status == "rejected",
@@ -122,7 +133,7 @@ class TaskRunner:
         errors = [_traceback(slot.error) for slot in slots if slot.error is not None]
         if self._dump is None or (trajectory is None and not orphans and not errors):
             return
-        await asyncio.to_thread(
+        write = partial(
             self._dump.write,
             submission.task_id,
             trajectory,
@@ -131,6 +142,7 @@ class TaskRunner:
             orphans=pad_concat(orphans) if orphans else None,
             errors=errors,
         )
+        await self._on_disk(write)
 
     def _count_episode(self, slot: Slot, submission: Submission) -> None:
         """``failed/<kind>`` and ``truncated`` are rates over all episodes."""
