@@ -217,10 +217,12 @@ class Actor:
         config = self.config
         if not config.kl_ctl:
             return None
-        assert proximal is not None and reference is not None, "kl_ctl asks for both"
+        # Interpolated proximal log-probs are known within the step only.
+        old = self._here(batch.logprobs) if proximal is None else proximal
+        assert old is not None and reference is not None, "kl_ctl asks for both"
         rewards = advantage.kl_rewards(
             config.kl_estimator,
-            proximal,
+            old,
             reference,
             batch.loss_mask.to(self._device),
             coefficient=config.kl_ctl,

@@ -45,6 +45,11 @@ class AdvantageEstimator:
         self._config = config
         self._running_mean: float | None = None
         self._has_warned_of_singletons = False
+        if None not in (config.reward_norm, config.adv_norm):
+            logger.info(
+                "actor.reward_norm and actor.adv_norm are both set: rewards are normalised by "
+                "rollout and then advantages by token, where long rows weigh more"
+            )
 
     def estimate(
         self,

@@ -257,7 +257,6 @@ def _plan(segment: Segment, micro_batch: MicroBatch) -> tuple[int, tuple[int, ..
     return size, segment.ancestors, visible
 
 
-@torch.compiler.disable
 def _attend(
     module: torch.nn.Module,
     query: Tensor,
@@ -297,4 +296,5 @@ def _attend(
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
 
 
-AttentionInterface.register(_ATTENTION, _attend)
+_disable = cast("Callable[[Any], Any]", torch.compiler.disable)
+AttentionInterface.register(_ATTENTION, _disable(_attend))  # never compiled: it reads the plans

@@ -131,16 +131,7 @@ def record_batch(
         stats_tracker.stat("n_valid_tokens", advantages=advantages.float())
         _record_groups(batch, advantages)
         if batch.versions is not None:
-            # An engine may count versions from elsewhere; its newest one is then the present.
-            newest = torch.where(mask, batch.versions, version).max()
-            staleness = (newest - batch.versions).float()
-            with stats_tracker.scope("version_stats"):
-                stats_tracker.denominator(n_tokens=mask)
-                shares = {
-                    f"staleness_share_{age}": (staleness == age).float() for age in range(_NUM_AGES)
-                }
-                shares[f"staleness_share_{_NUM_AGES}_or_more"] = (staleness >= _NUM_AGES).float()
-                stats_tracker.stat("n_tokens", staleness=staleness, **shares)
+            _record_staleness(mask, batch.versions, version)
         stats_tracker.scalar(eps_clip=config.eps_clip, use_dual_clip=config.c_clip is not None)
         if config.c_clip is not None:
             stats_tracker.scalar(c_clip=config.c_clip)
@@ -246,6 +237,19 @@ def _record_groups(batch: Batch, advantages: Tensor) -> None:
         stats_tracker.stat(f"n_groups_size_{size}", **by_size)
 
 
+def _record_staleness(mask: Tensor, versions: Tensor, version: int) -> None:
+    # An engine may count versions from elsewhere; its newest one is then the present.
+    newest = torch.where(mask, versions, version).max()
+    ages = (newest - versions).float()
+    shares: dict[str, Any] = {
+        f"staleness_share_{age}": (ages == age).float() for age in range(_NUM_AGES)
+    }
+    shares[f"staleness_share_{_NUM_AGES}_or_more"] = (ages >= _NUM_AGES).float()
+    with stats_tracker.scope("version_stats"):
+        stats_tracker.denominator(n_tokens=mask)
+        stats_tracker.stat("n_tokens", staleness=ages, **shares)
+
+
 def _reward_spreads(batch: Batch) -> Tensor:
     """[groups] population std of the known rewards of rows; nan: there is none."""
     known = torch.isfinite(batch.rewards)
@@ -253,8 +257,9 @@ def _reward_spreads(batch: Batch) -> Tensor:
     sums = torch.zeros(3, batch.meta.n_trajs, dtype=torch.float64)
     for row, values in enumerate((known.double(), rewards, rewards.square())):
         sums[row].index_add_(0, batch.groups, values)
-    count, total, squares = sums
-    return (squares / count - (total / count).square()).clamp(min=0.0).sqrt()
+    count, total, squares = sums.unbind()
+    variances: Tensor = squares / count - (total / count).square()
+    return variances.clamp(min=0.0).sqrt()
 
 
 def _prompt_lengths(batch: Batch) -> Tensor:

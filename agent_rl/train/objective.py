@@ -76,59 +76,29 @@ def components(
     ``critic`` is given where its value head shares the actor's trunk.
     """
     device, dtype = record.advantages.device, record.advantages.dtype
+    parts: list[Component] = []
 
-    def weights(coefficient: float, chosen: Tensor = mask) -> Tensor:
+    def add(name: str, coefficient: float, losses: TokenLosses, chosen: Tensor = mask) -> None:
         share = loss.aggregation_weights(
             config.loss_aggregation, chosen, batch.rows, batch.rollouts, horizon=config.loss_horizon
         )
-        return (coefficient * share).to(device, dtype)
+        weights = (coefficient * share).to(device, dtype)
+        parts.append(Component(name=name, weights=weights, losses=losses))
 
-    parts = [
-        Component(
-            name="policy",
-            weights=weights(1.0),
-            losses=_policy(config, batch, evidence, record),
-        )
-    ]
+    add("policy", 1.0, _policy(config, batch, evidence, record))
     if config.entropy_coef:
-        entropy = Component(
-            name="entropy", weights=weights(config.entropy_coef), losses=lambda t: -t.entropies
-        )
-        parts.append(entropy)
+        add("entropy", config.entropy_coef, lambda t: -t.entropies)
     if config.kl_loss_coef:
-        parts.append(
-            Component(
-                name="reference_kl",
-                weights=weights(config.kl_loss_coef),
-                losses=_reference_kl(config, evidence),
-            )
-        )
+        add("reference_kl", config.kl_loss_coef, _reference_kl(config, evidence))
     if config.distillation.topk and batch.teacher is not None:
         taught = mask & batch.teacher.is_topk_known
-        parts.append(
-            Component(
-                name="distillation",
-                weights=weights(config.distillation.weight, taught),
-                losses=_topk_distillation(batch, device),
-            )
-        )
+        losses = _topk_distillation(batch, device)
+        add("distillation", config.distillation.weight, losses, taught)
     if config.cross_entropy_coef:
         positive = mask & batch.to_tokens(batch.rewards > 0.0)
-        parts.append(
-            Component(
-                name="cross_entropy",
-                weights=weights(config.cross_entropy_coef, positive),
-                losses=lambda t: -t.new,
-            )
-        )
+        add("cross_entropy", config.cross_entropy_coef, lambda t: -t.new, positive)
     if critic is not None:
-        parts.append(
-            Component(
-                name="value",
-                weights=weights(critic.loss_coef),
-                losses=value_losses(critic, evidence),
-            )
-        )
+        add("value", critic.loss_coef, value_losses(critic, evidence), mask & batch.rewarded)
     return parts
 
 

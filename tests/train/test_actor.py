@@ -92,6 +92,7 @@ OPTIONS: list[dict[str, object]] = [
     {"use_decoupled_loss": True, "prox_logp_method": "loglinear"},
     {"kl_loss_coef": 0.5, "loss_aggregation": "seq-mean-token-mean"},
     {"kl_ctl": 0.5, "ppo_n_minibatches": 2},
+    {"kl_ctl": 0.5, "use_decoupled_loss": True, "prox_logp_method": "loglinear"},
     {"cross_entropy_coef": 0.5},
     {"distillation": {"weight": 0.5}},
     {"distillation": {"weight": 0.5, "topk": 2}, "reward_weight": 0.5},

@@ -166,6 +166,25 @@ def test_methods_of_the_guide(name: str) -> None:
     assert got[1::2] == pytest.approx(expected, abs=1e-4)
 
 
+def test_normalised_twice_is_said_and_done_by_token(caplog: pytest.LogCaptureFixture) -> None:
+    """Case B101: +1 on one token and -1 on three: mean -.5, std .8660 -> 1.732 and -.577."""
+    config = ActorConfig.model_validate(
+        {
+            "reward_norm": {"mean_level": "group", "std_level": "group", "std_unbiased": False},
+            "adv_norm": {"std_unbiased": False},
+        }
+    )
+    rows = trajectory([[1, 2], [1, 2, 3, 4]], [[0, 1], [0, 1, 1, 1]], [1.0, 0.0])
+    with caplog.at_level("INFO"):
+        got = advantages_of(config, [rows])
+    assert [got[1], *got[3:]] == pytest.approx([1.732, -0.577, -0.577, -0.577], abs=1e-3)
+    assert "are both set" in caplog.text
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        advantages_of(ActorConfig(), [rows])
+    assert "are both set" not in caplog.text
+
+
 @pytest.mark.parametrize("suppressed", [1.0, 100.0])
 def test_a_truncated_row_moves_no_baseline(suppressed: float) -> None:
     """Case B99: rewards 1 and 1 or 100, the second row has no end: the first has advantage 0."""
