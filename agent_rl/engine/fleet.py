@@ -22,7 +22,7 @@ from agent_rl.errors import AgentRLError, ConfigError, EngineError
 
 logger = logging.getLogger(__name__)
 
-_PROBE_TIMEOUT_S = 10.0
+_PROBE_TIMEOUT_S = 30.0
 # A probe may be late on a loaded machine; a second one in a row is not.
 _MAX_STRIKES = 2
 
@@ -75,8 +75,9 @@ class Fleet:
         infos: dict[Server, ServerInfo] = {}
 
         async def meet(server: Server) -> None:
-            infos[server] = await self._describe(server)
+            info = await self._api.describe(server.connection)  # may be slow at first
             await self._api.resume(server.connection)
+            infos[server] = info
 
         await self._each(self.router.servers, meet)
         if not infos:

@@ -24,7 +24,7 @@ class Server:
     """To be used on one event loop. It is down until ``mark_up``.
 
     ``is_torn``: an update began and has not ended well, so nobody knows its weights.
-    ``first_folder``: what it was started with, as long as the fleet has published nothing.
+    ``first_folder``: of the weights it had at first, as long as the fleet has published no others.
     """
 
     def __init__(self, connection: ServerConnection) -> None:

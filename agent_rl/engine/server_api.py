@@ -25,7 +25,7 @@ TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInfo:
     """``weight_version`` is the server's own label of its base weights, "default" at first;
-    ``folder`` the model it was started with; ``adapters`` the LoRA adapters it has loaded."""
+    ``folder`` where those are, if it tells; ``adapters`` the LoRA adapters it has loaded."""
 
     max_seq_len: int
     weight_version: str

@@ -49,7 +49,7 @@ class VLLM:
             max_seq_len=int(model["max_model_len"]),
             weight_version=label,
             supported=_ALWAYS | _WITH_RAW if self._gives_raw[server.address] else _ALWAYS,
-            folder=Path(model["root"]),
+            folder=Path(model["root"]) if label == "default" else None,
             adapters=frozenset(adapter["id"] for adapter in adapters),
         )
 
