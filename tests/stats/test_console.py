@@ -41,3 +41,21 @@ def test_plain_output_keeps_long_keys_and_brackets(capsys: pytest.CaptureFixture
     cells = [cell.strip() for cell in lines[2].strip("|").split("|")]
     assert cells[:4] == [key, "1.0000e+00", "b", "nan"]
     assert set(lines[1]) == set(lines[3]) == set("+-")
+
+
+def test_words_stand_between_header_and_table(capsys: pytest.CaptureFixture[str]) -> None:
+    sink = ConsoleSink()
+    sink.open(0)
+    sink.log(
+        Commit(
+            step=0,
+            epoch=0,
+            epoch_step=0,
+            global_step=0,
+            header="Step 1",
+            metrics={"a": 1.0},
+            summary="reward 0.5; entropy 1.2",
+        )
+    )
+    sink.close()
+    assert capsys.readouterr().out.splitlines()[:2] == ["Step 1", "reward 0.5; entropy 1.2"]
