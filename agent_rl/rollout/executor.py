@@ -221,18 +221,18 @@ class RolloutEngine:
                 lambda: is_full() or self._missing(size) > 0 or lane.fruitless >= limit,
                 None,
             )
+        if self.config.max_head_offpolicyness > 0:
+            self._top_up(dataloader, make)  # what it raises leaves the groups where they are
         groups = self._take(lane, size)
         self._record_staleness(groups)
-        if self.config.max_head_offpolicyness > 0:
-            self._top_up(dataloader, make)
         return groups
 
     def _top_up(self, dataloader: DataSource, make: MakeSubmission) -> None:
-        with self._collector.changed:
-            self._collector.check(self._stream)  # before data are drawn that nobody would run
+        with self._collector.changed:  # an error in between would lose what is drawn
+            self._collector.check(self._stream)
             missing = self._missing(dataloader.batch_size)
-        draws = self._draws.take(dataloader, max(0, missing))
-        self._add_drawn([make(draw.data, draw.number) for draw in draws])
+            draws = self._draws.take(dataloader, max(0, missing))
+            self._add_drawn([make(draw.data, draw.number) for draw in draws])
 
     def _add_drawn(self, submissions: Sequence[Submission]) -> None:
         """To the training lane; those that an earlier process has finished are done at once."""

@@ -583,3 +583,29 @@ def test_death_of_the_background_is_raised_with_its_cause(make, rows) -> None:
     assert caught.value.__cause__ is fault
     with pytest.raises(CollectorError):
         rollout.submit({}, Echo(rows))
+
+
+def test_an_error_beside_a_full_batch_loses_no_group(make, rows) -> None:
+    """The batch is there when a later group breaks the contract: raised once, then handed over."""
+    broken = threading.Event()
+
+    class Breaks(Echo):
+        async def arun_episode(self, engine, data):
+            if data["i"] == 4:
+                broken.set()
+                return rows(1.0, rollout_reward=float("nan"))
+            return await super().arun_episode(engine, data)
+
+    rollout = make(consumer_batch_size=2, max_concurrent_rollouts=8, max_head_offpolicyness=4)
+    loader, workflow = DataLoader(data(40), 2, shuffle=False), Breaks(rows)
+    taken, raised = [], 0
+    for version in range(6):
+        try:
+            taken += numbers(rollout.prepare_batch(loader, workflow))
+        except WorkflowContractError:
+            raised += 1
+        rollout.set_version(version + 1)
+    assert broken.is_set() and raised == 1
+    pending = [row["i"] for _, row in rollout.state_dict()["pending"]]
+    drawn = rollout.state_dict()["num_drawn"]
+    assert sorted([*taken, *pending, 4]) == list(range(drawn))
