@@ -179,6 +179,38 @@ async def test_cancelling_reaches_the_engine(tokenizer: Any) -> None:
     assert len(client.interactions) == 0
 
 
+@pytest.mark.parametrize("kind", ["whole", "choices", "stream", "responses", "completions"])
+async def test_cancelling_at_every_step_leaves_all_or_nothing(tokenizer: Any, kind: str) -> None:
+    """Step by step of the event loop: the call is recorded as a whole, or not at all."""
+
+    async def call(client: ArealOpenAI) -> None:
+        if kind == "responses":
+            async for _ in await client.responses.create(model="m", input="hi", stream=True):
+                pass
+        elif kind == "completions":
+            await client.completions.create(model="m", prompt=["a", "b"])
+        elif kind == "stream":
+            async for _ in await ask(client, stream=True, n=2):
+                pass
+        else:
+            await ask(client, n=3 if kind == "choices" else 1)
+
+    whole = {"whole": 1, "choices": 3, "stream": 2, "responses": 1, "completions": 2}[kind]
+    num_recorded = set()
+    for num_steps in range(60):
+        client, _ = make(tokenizer, "one two", repeat=True)
+        task = asyncio.create_task(call(client))
+        for _ in range(num_steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        num_recorded.add(len(client.interactions))
+        assert len(client.interactions) in (0, whole)
+        assert task.cancelled() or len(client.interactions) == whole
+    assert 0 in num_recorded
+
+
 async def test_one_failing_choice_cancels_its_siblings(tokenizer: Any) -> None:
     ended = []
 
