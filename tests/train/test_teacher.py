@@ -80,6 +80,34 @@ def test_what_does_not_fit_is_refused(key: str, value: torch.Tensor, said: str) 
         Batch.from_trajectories([rows(1.0, [NAN, -1.0, -1.0], **{key: value})])
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "have 0 likeliest tokens"),
+        (
+            {
+                "teacher_topk_ids": torch.ones(1, 3, 1, dtype=torch.int64),
+                "teacher_topk_logprobs": torch.zeros(1, 3, 1),
+            },
+            "have 1 likeliest tokens",
+        ),
+        (
+            {
+                "teacher_topk_ids": torch.ones(1, 3, 2, dtype=torch.int64),
+                "teacher_topk_logprobs": torch.full((1, 3, 2), NAN),
+            },
+            "have no teacher_topk_logprobs",
+        ),
+    ],
+)
+def test_likeliest_tokens_that_are_missing_are_named(
+    given: dict[str, torch.Tensor], said: str
+) -> None:
+    config = ActorConfig.model_validate({"distillation": {"weight": 1.0, "topk": 2}})
+    with pytest.raises(WorkflowContractError, match=said):
+        advantages(config, rows(1.0, [NAN, -1.0, -1.0], **given))
+
+
 def advantages(config: ActorConfig, *trajectories: TensorDict) -> list[float]:
     """What the loss multiplies, by the gradient-free record of one update."""
     actor = Actor(tiny_model(), config, total_steps=1, temperature=1.0)
