@@ -34,10 +34,9 @@ class TurnJudge:
             return NOT_JUDGED
         texts = await self._model.votes(turn_prompt(self._prompt, turn))
         votes = [None if text is None else parse_vote(text) for text in texts]
-        verdict = Verdict(score=majority(votes), votes=tuple(votes))
-        return Verdict(
-            score=verdict.score, votes=verdict.votes, evaluation=_evaluation(verdict, texts)
-        )
+        score = majority(votes)
+        evaluation = _first_that_agrees(score, votes, texts)
+        return Verdict(score=score, votes=tuple(votes), evaluation=evaluation)
 
 
 def turn_prompt(template: PromptTemplate, turn: JudgedTurn) -> str:
@@ -77,9 +76,9 @@ def record_votes(verdict: Verdict) -> None:
         tracker.scalar(score=verdict.score)
 
 
-def _evaluation(verdict: Verdict, texts: Sequence[str | None]) -> str:
-    if verdict.score:
-        for vote, text in zip(verdict.votes, texts, strict=True):
-            if vote == verdict.score and text is not None:
-                return text
-    return ""
+def _first_that_agrees(
+    score: float, votes: Sequence[int | None], texts: Sequence[str | None]
+) -> str:
+    """The text of the first vote for a score other than 0."""
+    agreeing = (text for vote, text in zip(votes, texts, strict=True) if vote == score and text)
+    return next(agreeing, "") if score else ""

@@ -8,11 +8,15 @@ The row is a group of its own: a baseline over groups has to come from other ses
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from agent_rl.online.methods import Lesson
 from agent_rl.online.teacher import TeacherScores
 from agent_rl.record.interaction import InteractionWithTokenLogpReward
 from agent_rl.types import RolloutGroup, TensorDict
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +48,9 @@ class OnlineSample:
         return table
 
 
-def _teacher_keys(scores: TeacherScores, num_prompt: int, is_trained_1S: object) -> TensorDict:
+def _teacher_keys(scores: TeacherScores, num_prompt: int, is_trained_1S: Tensor) -> TensorDict:
     import torch
 
-    assert isinstance(is_trained_1S, torch.Tensor)
     logprobs = torch.full(is_trained_1S.shape, torch.nan)
     logprobs[0, num_prompt:] = torch.tensor(scores.logprobs)
     table: TensorDict = {"teacher_logprobs": torch.where(is_trained_1S, logprobs, torch.nan)}

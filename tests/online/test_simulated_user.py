@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import threading
 from pathlib import Path
+from statistics import mean
 
 import openai
 import pytest
@@ -23,8 +24,9 @@ from agent_rl.online.verdict import JudgedTurn, Verdict
 from agent_rl.train.trainer import PPOTrainer, StepReport
 
 COMPLAINT = "Too long. Answer in one short sentence."
-LONGEST = 15  # tokens of a short answer
-NUM_STEPS, TURNS_PER_STEP, NUM_USERS = 10, 12, 12
+LONGEST, MAX_TOKENS = 20, 32  # tokens of a short answer; of any
+NUM_STEPS, TURNS_PER_STEP, NUM_USERS = 24, 12, 12
+EDGE = 5  # steps at either end that are compared
 TOPICS = ("rain", "bread", "the moon", "sleep", "tea", "trees", "clocks", "bees", "gold", "the sea")
 QUESTIONS = ("Tell me about {}.", "What is {}?", "Why do people like {}?", "What about {}?")
 
@@ -65,14 +67,11 @@ def converse(client: openai.OpenAI, session_id: str, dice: random.Random) -> Non
     def question() -> str:
         return dice.choice(QUESTIONS).format(dice.choice(TOPICS))
 
-    messages = [
-        {"role": "system", "content": "Answer."},
-        {"role": "user", "content": question()},
-    ]
+    messages = [{"role": "user", "content": question()}]
     for number in range(4):
         headers = {"X-Session-Id": session_id, "X-Session-Done": str(number == 3).lower()}
         completion = client.chat.completions.create(
-            model="any", messages=messages, max_tokens=24, extra_headers=headers
+            model="any", messages=messages, max_tokens=MAX_TOKENS, extra_headers=headers
         )
         is_short = completion.usage.completion_tokens <= LONGEST
         said = f"Thanks. {question()}" if is_short else COMPLAINT
@@ -87,7 +86,7 @@ def converse(client: openai.OpenAI, session_id: str, dice: random.Random) -> Non
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("method", ["binary", "combine"])
 def test_answers_become_short(method: str, seed: int, tmp_path: Path) -> None:
-    """The judge's mean score of the last three steps is clearly above that of the first three."""
+    """The judge's mean score is clearly higher in the last steps than in the first."""
     config = settings(method, seed, tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(small_model())
     engine = LocalEngine(small_model(), tokenizer, max_batch_size=NUM_USERS, max_seq_len=512)
@@ -117,5 +116,5 @@ def test_answers_become_short(method: str, seed: int, tmp_path: Path) -> None:
     lengths = [step.stats["online/num_sampled_tokens"] for step in steps]
     print(f"\n{method} seed {seed}: scores {[round(score, 2) for score in scores]}")
     print(f"tokens of an answer {[round(length, 1) for length in lengths]}")
-    assert sum(scores[-3:]) / 3 > sum(scores[:3]) / 3 + 0.25
-    assert sum(lengths[-3:]) / 3 < sum(lengths[:3]) / 3
+    assert mean(scores[-EDGE:]) > mean(scores[:EDGE]) + 0.25
+    assert mean(lengths[-EDGE:]) < mean(lengths[:EDGE])
