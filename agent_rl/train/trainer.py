@@ -56,7 +56,10 @@ class StepReport:
 
 
 class PPOTrainer:
-    """Trains an agent with PPO/GRPO in this process.
+    """Trains an agent with PPO/GRPO, in this process or in all those of one ``torchrun``.
+
+    Of several, only the first process comes back from the constructor; the others train with it
+    and end when it is closed (docs/guides/training.md).
 
     Args:
         config: from ``load_config``.
@@ -72,6 +75,7 @@ class PPOTrainer:
 
     Raises:
         ConfigError, ModelLoadError, DatasetError, CheckpointError: before anything is trained.
+        SystemExit: with code 0, in the other processes, when the first one is done.
     """
 
     def __init__(
