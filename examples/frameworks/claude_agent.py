@@ -49,6 +49,8 @@ class ClaudeClerk:
                         async for message in claude.receive_response():
                             if isinstance(message, ResultMessage):
                                 answer = message.result or ""
+                                if message.is_error:  # it does not raise: the API failed, say
+                                    raise RuntimeError(answer)
         return reward(data, answer)
 
 

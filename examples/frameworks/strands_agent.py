@@ -11,6 +11,7 @@ from openai import AsyncOpenAI
 from shop import INSTRUCTIONS, price, questions, reward, train
 from strands import Agent, tool
 from strands.models.openai import OpenAIModel
+from strands.types.exceptions import MaxTokensReachedException
 
 from agent_rl.integrations.tools import ToolErrors
 
@@ -25,8 +26,11 @@ class StrandsClerk:
                 tools=[tool(errors.watch(price))],
                 callback_handler=None,
             )
-            for question in questions(data):
-                answer = await clerk.invoke_async(question)
+            try:
+                for question in questions(data):
+                    answer = await clerk.invoke_async(question)
+            except MaxTokensReachedException:
+                return 0.0  # an answer without end is the policy's fault, not a broken episode
         return reward(data, str(answer))
 
 
