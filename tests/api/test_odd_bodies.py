@@ -99,7 +99,7 @@ def test_the_reply_is_an_answer_or_a_refusal(path: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(small_model())
     fmt = ChatFormat.of(tokenizer)
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @given(body=bodies(path))
     def check(body: dict[str, Any]) -> None:
         engine = GuidedEngine(["ok"], tokenizer=tokenizer, repeat=True)

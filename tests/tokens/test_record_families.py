@@ -36,11 +36,10 @@ def response_to(plan: Any, output: tuple[int, ...], stop_reason: Any) -> ModelRe
     )
 
 
-@pytest.mark.parametrize("has_pieces", [False, True])
 @pytest.mark.parametrize("mode", ["hf", "concat"])
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 @settings(max_examples=4, deadline=None)
-@given(turns=TURNS)
+@given(turns=TURNS, has_pieces=st.booleans())
 def test_a_conversation_keeps_its_sampled_ids(
     name: str, mode: Any, has_pieces: bool, turns: Any
 ) -> None:
