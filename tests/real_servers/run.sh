@@ -2,6 +2,8 @@
 # The conformance tests against a real server on this machine's CPU: run.sh sglang|vllm
 # The server gets an environment of its own under ~/.cache/agent_rl/servers, made at the first run
 # (3 GB, some minutes), and serves the small model. Takes 5 to 15 minutes on 2 cores.
+# Its embeddings are untied: vLLM's CPU build packs a tied output layer once and for all, and
+# would go on sampling with the old one after new weights were loaded.
 set -eu
 kind=$1
 here=$(cd "$(dirname "$0")" && pwd)
@@ -10,7 +12,6 @@ env=${XDG_CACHE_HOME:-$HOME/.cache}/agent_rl/servers/$kind
 pip="$env/bin/python -m pip install --quiet --disable-pip-version-check"
 log=$env/server.log
 port=$("$root/.venv/bin/python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
-model=$("$root/.venv/bin/python" -c 'from agent_rl import small_model; print(small_model())')
 
 install_sglang() {
     # Its own requirements name CUDA packages; these are what the CPU path imports.
@@ -43,10 +44,12 @@ serve_vllm() {
         --enable-scale-out --logprobs-mode processed_logprobs
 }
 
+model=$env/model
 if [ ! -e "$env/.ready" ]; then
     echo "making the environment $env ..."
     "$root/.venv/bin/python" -m venv "$env"
     "install_$kind"
+    "$root/.venv/bin/python" "$here/untied.py" "$model"
     touch "$env/.ready"
 fi
 export HF_HUB_OFFLINE=1
