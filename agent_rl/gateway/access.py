@@ -69,10 +69,15 @@ class Access:
         if not hmac.compare_digest(digest(_key(head)), self._admin):
             raise RefusedError(403, "this route needs the admin key", code="not_admin")
 
-    def is_own(self, key: str) -> bool:
-        """Is it one of the gateway's keys, which no session may have?"""
+    def check_new(self, key: str) -> None:
+        """Raises RefusedError (400) for a key that no session can have."""
         hashed = digest(key)
-        return hmac.compare_digest(hashed, self._admin) or hashed in self._users
+        if hmac.compare_digest(hashed, self._admin) or hashed in self._users:
+            raise RefusedError(400, "api_key is the gateway's own", param="api_key")
+        if not (key and key.isascii() and key.isprintable()) or " " in key:
+            raise RefusedError(
+                400, "api_key must be printable ASCII without spaces", param="api_key"
+            )
 
     def find(self, caller: Caller, name: str | None) -> LiveSession:
         """The session of a call that makes none.

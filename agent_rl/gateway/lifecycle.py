@@ -84,8 +84,8 @@ class Lifecycle:
         attempt = fields.integer("attempt", low=0)
         key, user_id = fields.string("api_key"), fields.string("user_id")
         fields.finish()
-        if key is not None and (not key or self._access.is_own(key)):
-            raise fields.refusal("api_key", "is empty or the gateway's own; leave it out")
+        if key is not None:
+            self._access.check_new(key)
         live, key = self._sessions.start(task_id, attempt, key, user_id)
         await self._log.on_disk()
         return {

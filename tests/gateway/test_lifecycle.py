@@ -61,7 +61,8 @@ async def test_the_status_codes_of_the_lifecycle(start: Any, plain: Any) -> None
     assert await status("/rl/start_session", task, None) == 401
     assert await status("/rl/start_session", task, "wrong") == 403
     assert await status("/rl/start_session", {**task, "api_key": "admin"}, "admin") == 400
-    assert await status("/rl/start_session", {**task, "api_key": "user"}, "admin") == 400
+    for key in ("user", "", "two words", "k\u00e9"):
+        assert await status("/rl/start_session", {**task, "api_key": key}, "admin") == 400
     opened = (await http.admin("start_session", task_id="t", api_key="mine")).json()
     assert opened["api_key"] == "mine"
     assert await status("/rl/start_session", {**task, "api_key": "mine"}, "admin") == 409
