@@ -15,7 +15,7 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 async def test_an_episode_from_start_to_export(start: Any, plain: Any, tokenizer: Any) -> None:
     gateway = await start(["one", "two"])
     http = plain(gateway)
-    opened = (await http.admin("start_session", task_id="shop/7".replace("/", "-"))).json()
+    opened = (await http.admin("start_session", task_id="shop-7")).json()
     assert opened["session_id"] == "shop-7-1"
     assert opened["base_url"] == f"{gateway.base_url.removesuffix('/v1')}/s/shop-7-1/v1"
     key = opened["api_key"]
@@ -173,3 +173,16 @@ async def test_an_export_is_strict_json_and_nothing_else(start: Any, plain: Any)
         raise AssertionError(f"{name} is not JSON")
 
     json.loads(exported.content, parse_constant=refuse)
+
+
+async def test_an_idle_session_is_ended_without_any_call(
+    start: Any, plain: Any, until: Any
+) -> None:
+    """Case B178: late calls and rewards are refused, capacity comes back."""
+    gateway = await start(["a"], session_timeout_s=0.1, max_sessions=1)
+    http = plain(gateway)
+    key = (await http.admin("start_session", task_id="t")).json()["api_key"]
+    await until(lambda: gateway._counters.ended["idle"] == 1)
+    assert (await http.chat(key)).status_code == 410
+    assert (await http.post("/rl/set_reward", {"reward": 1.0}, key)).status_code == 410
+    assert (await http.admin("start_session", task_id="u")).status_code == 200

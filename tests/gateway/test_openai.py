@@ -114,19 +114,6 @@ async def test_a_loop_without_end_is_stopped(connect: Any) -> None:
         await client.with_options(max_retries=2).chat.completions.create(model="m", messages=ASK)
 
 
-async def test_an_idle_session_is_ended_without_any_call(
-    start: Any, plain: Any, until: Any
-) -> None:
-    """Case B178: late calls and rewards are refused, capacity comes back."""
-    gateway = await start(["a"], session_timeout_s=0.1, max_sessions=1)
-    http = plain(gateway)
-    key = (await http.admin("start_session", task_id="t")).json()["api_key"]
-    await until(lambda: gateway._counters.ended["idle"] == 1)
-    assert (await http.chat(key)).status_code == 410
-    assert (await http.post("/rl/set_reward", {"reward": 1.0}, key)).status_code == 410
-    assert (await http.admin("start_session", task_id="u")).status_code == 200
-
-
 async def test_what_frameworks_send_along(connect: Any) -> None:
     """Case B184: what is known is used, what is not is named; parts and their text are one."""
     client, gateway = await connect(["four", "five"], chat_template_type="concat")
