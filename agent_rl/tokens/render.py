@@ -132,7 +132,12 @@ class ChatTemplate:
             after, num_known = None, 0
         new = normal_messages(messages[num_known:], takes_images=self.takes_images, at=num_known)
         normal = [*(after.normal if after is not None else ()), *new]
-        adapted, specs = self._adapted_all(normal, normal_tools(tools))
+        specs = normal_tools(tools)
+        if after is not None and (self.knows_tools or not specs):
+            own, specs = self._adapted_all(new, specs)
+            adapted = [*after.adapted, *own]
+        else:  # the hermes form joins results, also those of before and after
+            adapted, specs = self._adapted_all(normal, specs)
         text, num_fixed, fixed_size = self._grown(adapted, specs, chat_template_kwargs, after)
         return Rendering(
             text=text,
