@@ -29,6 +29,7 @@ from agent_rl.errors import (
     ConfigError,
     ContextLengthError,
     EngineError,
+    RequestError,
     ServerBusyError,
     ServerError,
 )
@@ -223,6 +224,8 @@ class RemoteEngine:
 
     async def _attempt(self, server: Server, completion: Completion) -> Finish:
         """Versions are pinned when the request is sent, and settled by the server's own spans."""
+        if self._router.is_paused:
+            return "abort"
         attempt = Attempt(
             # Of one length, because SGLang's abort matches by prefix.
             rid=uuid.uuid4().hex,
@@ -253,6 +256,10 @@ class RemoteEngine:
                     if server.version == version:  # else the spans at the end will tell
                         completion.settle()
             raise ServerError(f"{server.address} ended a stream without a finish reason")
+        except RequestError as error:
+            if attempt.adapter != self._fleet.adapter:  # it was replaced on the way there
+                raise ServerError(str(error)) from error
+            raise
         finally:
             completion.drop_unsettled()
             del self._attempts[completion]

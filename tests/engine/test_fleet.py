@@ -67,6 +67,33 @@ async def until(is_true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
+def endless(models: dict[int, tuple[Path, PreTrainedModel]], max_new_tokens: int) -> ModelRequest:
+    """Greedy, from a prompt after which the served model does not come to an end by itself."""
+    for seed in range(50):
+        req = ask(seed, max_new_tokens, greedy=True)
+        inputs = torch.tensor([req.input_ids])
+        plain = models[0][1].generate(
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            do_sample=False,
+            max_new_tokens=max_new_tokens,
+        )
+        if plain.shape[1] == len(req.input_ids) + max_new_tokens:
+            return req
+    raise AssertionError("the model always ends early")
+
+
+async def hold(*servers: LiveServer) -> None:
+    """Sample nothing more until an update or ``release`` lets them go on."""
+    for server in servers:
+        await server.model.engine.pause()
+
+
+async def release(*servers: LiveServer) -> None:
+    for server in servers:
+        await server.model.engine.resume()
+
+
 def calls(server: LiveServer, name: str) -> list[Any]:
     return [body for path, body in server.model.faults.log if path == name]
 
@@ -127,8 +154,9 @@ async def test_a_pause_sends_prompt_and_partial_completion_again(
 ) -> None:
     """Cases B35, B36, B136: one abort at the pause, none afterwards; versions of each part."""
     engine, [server] = await connect()
-    stream = engine.astream(ask(3, 100, min_p=0.0))
+    stream = engine.astream(endless(models, 100))
     await anext(stream)
+    await hold(server)
     await engine.pause()
     await engine.update_weights(update(models, 1))
     assert calls(server, "continue_generation") == [{}]  # at the start; still paused
@@ -151,8 +179,9 @@ async def test_kept_requests_are_not_aborted(
 ) -> None:
     """One request over the wire, two versions in its spans (case B136)."""
     engine, [server] = await connect(on_update=mode)
-    stream = engine.astream(ask(3, 100))
+    stream = engine.astream(endless(models, 100))
     await anext(stream)
+    await hold(server)
     await engine.update_weights(update(models, 1))
     items = [item async for item in stream]
     response = items[-1]
@@ -225,9 +254,11 @@ async def test_ids_and_logprobs_of_different_lengths_are_refused(connect: Connec
 
 async def test_one_of_three_dies_and_nothing_is_lost(connect: Connect) -> None:
     engine, servers = await connect(3, routing="least_loaded")
+    await hold(*servers)
     running = [asyncio.ensure_future(engine.agenerate(ask(n, 60))) for n in range(24)]
-    await until(lambda: all(server.model.running for server in servers))
+    await until(lambda: all(len(server.model.running) == 8 for server in servers))
     await servers[1].kill()
+    await release(servers[0], servers[2])
     responses = await asyncio.gather(*running)
     for response in responses:
         assert len(response.output_tokens) == 60 or response.stop_reason == "stop"
@@ -245,10 +276,12 @@ async def test_a_stream_goes_on_elsewhere_from_what_was_shown(
     connect: Connect, models: dict[int, tuple[Path, PreTrainedModel]]
 ) -> None:
     engine, servers = await connect(2)
-    stream = engine.astream(ask(3, 100))
-    items = [await anext(stream) for _ in range(3)]
+    stream = engine.astream(endless(models, 100))
+    items = [await anext(stream)]
+    await hold(*servers)
     busy = next(server for server in servers if server.model.running)
     await busy.kill()
+    await release(*(server for server in servers if server is not busy))
     items += [item async for item in stream]
     response = items[-1]
     assert isinstance(response, ModelResponse)
@@ -261,6 +294,7 @@ async def test_a_stream_goes_on_elsewhere_from_what_was_shown(
 async def test_with_no_server_left_requests_fail_in_bounded_time(connect: Connect) -> None:
     """Case B131: with the reason, and the version stays."""
     engine, [server] = await connect(unavailable_timeout_s=0.2)
+    await hold(server)
     running = asyncio.ensure_future(engine.agenerate(ask(1, 300)))
     await until(lambda: bool(server.model.running))
     await server.kill()
@@ -338,8 +372,13 @@ async def test_a_server_killed_during_an_update_under_load(
     """Three servers; zero lost requests, exact versions, and the capacity comes back."""
     caplog.set_level(logging.ERROR)
     engine, servers = await connect(3, routing="least_loaded")
-    running = [asyncio.ensure_future(engine.agenerate(ask(n, 80))) for n in range(12)]
-    await until(lambda: all(server.model.running for server in servers))
+    req = endless(models, 80)
+    await hold(*servers)
+    running = [asyncio.ensure_future(engine.agenerate(req)) for _ in range(12)]
+    await until(lambda: all(len(server.model.running) == 4 for server in servers))
+    await release(*servers)
+    await until(lambda: all(s.model.engine.counters.generated_tokens for s in servers))
+    await hold(*servers)
     faults = servers[2].model.faults
     faults.update_begins, faults.update_may_end = asyncio.Event(), asyncio.Event()
     updating = asyncio.ensure_future(engine.update_weights(update(models, 1)))
@@ -373,7 +412,6 @@ async def test_updates_follow_each_other_while_requests_run(
     stream = engine.astream(ask(3, 150))
     await anext(stream)
     await engine.update_weights(update(models, 1))
-    await anext(stream)
     await engine.update_weights(update(models, 2))
     response = [item async for item in stream][-1]
     assert isinstance(response, ModelResponse)
@@ -415,6 +453,7 @@ async def test_it_is_used_from_two_event_loops(connect: Connect) -> None:
 
 async def test_a_cancelled_request_is_ended_on_the_server(connect: Connect) -> None:
     engine, [server] = await connect()
+    await hold(server)
     running = asyncio.ensure_future(engine.agenerate(ask(1, 380)))
     await until(lambda: bool(server.model.running))
     running.cancel()
