@@ -154,6 +154,7 @@ def _encode_path(
         "stop_reason": response.stop_reason,
         "latency_s": response.latency_s,
         "ttft_s": response.ttft_s,
+        "num_cached_tokens": response.num_cached_tokens,
         "top_logprobs": _encode_top(response.output_top_logprobs),
     }
 
@@ -212,6 +213,7 @@ def _response(encoded: Mapping[str, Any], path: TokenPath) -> ModelResponse:
         stop_reason=encoded["stop_reason"],
         latency_s=float(encoded["latency_s"]),
         ttft_s=float(encoded["ttft_s"]),
+        num_cached_tokens=encoded["num_cached_tokens"],
         output_top_logprobs=None if top is None else tuple(map(_decode_top, top)),
     )
 

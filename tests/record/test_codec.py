@@ -34,7 +34,7 @@ def conversation() -> Talk:
     first = [user("hi")]
     talk.say("c1", first, [20, 2], temperature=0.5)
     second = [*first, assistant("a"), user("yo")]
-    talk.say("c2", second, [21, 2], output_versions=[3, 4], latency_s=0.25)
+    talk.say("c2", second, [21, 2], output_versions=[3, 4], latency_s=0.25, num_cached_tokens=3)
     talk.say("c3", [*second, assistant("b"), user("hi")], [22, 2], output_forced=(False, True))
     talk.say("c4", [*first, assistant("a"), user("hi")], [20, 20], stop_reason="length")
     talk.cache.set_reward("c3", 0.1)

@@ -84,7 +84,12 @@ def test_the_same_rows_as_on_the_event_loop(
         found[mode] = rows(rollout.prepare_batch(loader, ray_agents.Talker, group_size=2))
         assert rollout.counts().accepted == 3
         rollout.close()
-    assert found["ray"] == found["inline"]
+    for far, near in zip(found["ray"], found["inline"], strict=True):
+        # The last digit depends on who shared the batch.
+        assert torch.allclose(
+            torch.tensor(far.pop("logprobs")), torch.tensor(near.pop("logprobs")), atol=1e-4
+        )
+        assert far == near
 
 
 @with_ray
