@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,10 @@ from agent_rl.errors import ModelLoadError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+# While transformers loads a model it replaces functions of its own for the whole process. Two loads
+# that overlap would put the replacement back for good, and no later model would tie its weights.
+loading = threading.Lock()
+
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 
 
@@ -30,7 +35,7 @@ def load_model(path: str | Path, *, device: torch.device, dtype: torch.dtype) ->
     Raises:
         ModelLoadError: no such folder, or what it holds is not a whole model.
     """
-    with _explained("model", path), quiet_transformers():
+    with loading, _explained("model", path), quiet_transformers():
         model, report = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, use_safetensors=True, output_loading_info=True
         )

@@ -54,12 +54,15 @@ def _convert(gguf: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from agent_rl.engine.loading import loading
+
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=folder.name, dir=folder.parent))
     try:
         source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
         AutoTokenizer.from_pretrained(**source).save_pretrained(work)
-        quantized = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+        with loading:
+            quantized = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
         config = copy.deepcopy(quantized.config)
         # transformers refuses to save a model that was loaded from GGUF, although its weights are
         # plain float32 by now: carry them over into a model that never was quantised.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,24 @@ def test_missing_weights_are_not_made_up(tmp_path: Path, model: LlamaForCausalLM
     del weights["model.norm.weight"]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     refuse(tmp_path, "its files lack 1 weights, first model.norm.weight")
+
+
+def test_loading_in_many_threads_leaves_transformers_as_it_was(
+    tmp_path: Path, model: LlamaForCausalLM
+) -> None:
+    """A tied model loads after loads that overlapped: none left a patched tie_weights behind."""
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    model.save_pretrained(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        jobs = [
+            pool.submit(load_model, tmp_path, device=CPU, dtype=torch.float32) for _ in range(24)
+        ]
+    for job in jobs:
+        loaded = job.result()
+        assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+    again = load_model(tmp_path, device=CPU, dtype=torch.float32)
+    assert again.lm_head.weight is again.model.embed_tokens.weight
 
 
 def test_weights_that_do_not_fit_change_nothing(
