@@ -22,20 +22,21 @@ COMMAND = [sys.executable, "-m", "agent_rl.cli", "serve", "--port", "0"]
 
 @contextmanager
 def serving(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
-    """The process, and the URL and key that it prints."""
-    process = subprocess.Popen(
-        [*COMMAND, *arguments],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    """The process, and the URL and key that it prints. Its errors go to ``errors.txt``."""
+    with (folder / "errors.txt").open("w", encoding="utf-8") as errors:
+        process = subprocess.Popen(
+            [*COMMAND, *arguments],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
     try:
         lines = []
         while not lines or "Ctrl-C" not in lines[-1]:
             line = process.stdout.readline()
-            assert line, process.stderr.read()
+            assert line, (folder / "errors.txt").read_text(encoding="utf-8")
             lines.append(line)
         values = {line[:12].strip(): line[12:].strip() for line in lines}
         yield process, values["serving at"], values["api key"]
@@ -43,7 +44,13 @@ def serving(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[st
         process.kill()
         process.wait()
         process.stdout.close()
-        process.stderr.close()
+
+
+def rest_of(process: subprocess.Popen[str], folder: Path) -> tuple[str, str]:
+    """What it printed after its address, and its errors. ``communicate`` would lose lines here."""
+    output = process.stdout.read()
+    process.wait()
+    return output, (folder / "errors.txt").read_text(encoding="utf-8")
 
 
 def test_serving_until_interrupted(tiny_model_dir: Path, tmp_path: Path) -> None:
@@ -55,7 +62,7 @@ def test_serving_until_interrupted(tiny_model_dir: Path, tmp_path: Path) -> None
             )
         assert completion.usage.completion_tokens >= 1
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate()
+        _, errors = rest_of(process, tmp_path)
         assert (process.returncode, errors.strip()) == (0, "stopped")
 
 
@@ -84,7 +91,7 @@ def test_learning_from_a_conversation(tiny_model_dir: Path, tmp_path: Path) -> N
                 )
                 message = completion.choices[0].message
                 messages.append({"role": "assistant", "content": message.content})
-        output, errors = process.communicate()
+        output, errors = rest_of(process, tmp_path)
     assert process.returncode == 0, errors
     assert "learning from conversations: binary, 2 turns a step -> out/serve/trial/" in output
     assert "turns 2 (0 being judged)" in output
