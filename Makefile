@@ -9,7 +9,7 @@ BIN := .venv/bin
 BENCHMARKS := $(filter-out benchmarks/gpu_check.py benchmarks/flops.py benchmarks/step.py,$(wildcard benchmarks/*.py))
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow test-integrations bench lint setup clean
+.PHONY: demo test test-slow test-integrations test-sglang test-vllm bench lint setup clean
 
 demo: .venv/.demo
 	$(BIN)/agent-rl demo --seed $(SEED) --out $(OUT)
@@ -21,7 +21,15 @@ test-slow: setup
 	$(BIN)/python -m pytest -m slow
 
 test-integrations: setup
+	$(BIN)/python -m pytest tests/integrations
 	$(BIN)/python tests/integrations/run.py
+
+# Real servers on this machine, each in an environment of its own (gigabytes, in the cache).
+test-sglang: setup
+	tests/real_servers/run.sh sglang
+
+test-vllm: setup
+	tests/real_servers/run.sh vllm
 
 bench: setup
 	for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
