@@ -55,10 +55,12 @@ def demo(seed: int, out: str, overrides: tuple[str, ...]) -> None:
 @app.command()
 @click.argument("config", type=click.Path(path_type=Path))
 @_overrides
-@click.option("--workflow", required=True, help="The agent or workflow to train: pkg.mod.Name.")
+@click.option(
+    "--workflow", help="The agent or workflow to train: pkg.mod.Name. Not with mode=online."
+)
 @click.option("--eval-workflow", help="The same for evaluation; default: the one that is trained.")
 def train(
-    config: Path, overrides: tuple[str, ...], workflow: str, eval_workflow: str | None
+    config: Path, overrides: tuple[str, ...], workflow: str | None, eval_workflow: str | None
 ) -> None:
     """Train an agent with PPO/GRPO, settings from a YAML file.
 
@@ -67,6 +69,8 @@ def train(
     from agent_rl.config import load_config
 
     settings = load_config(config, overrides)
+    if workflow is None and settings.rollout.agent.mode != "online":
+        raise click.UsageError("--workflow PKG.MOD.NAME is missing: the agent to train")
     from agent_rl.train.trainer import PPOTrainer
 
     sys.path.insert(0, str(Path.cwd()))  # as `python -m` does: the user's modules are here

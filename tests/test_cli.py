@@ -92,8 +92,18 @@ def test_a_fault_is_one_line(
     assert message in errors
 
 
+def test_an_agent_is_needed_unless_users_are_served(
+    run: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("train", "ppo.yaml") == 2
+    assert "--workflow PKG.MOD.NAME is missing" in capsys.readouterr().err
+    online = ["rollout.agent.mode=online", "tokenizer_path=/nowhere"]
+    assert run("train", "ppo.yaml", *online) == 2
+    assert "there is no folder /nowhere" in capsys.readouterr().err
+
+
 def test_help_shows_examples(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("demo", "train"):
+    for command in ("demo", "train", "serve", "plan", "certify"):
         assert run(command, "--help") == 0
         assert f"Example: agent-rl {command}" in capsys.readouterr().out
 
