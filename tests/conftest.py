@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from agent_rl.stats import tracker as stats_tracker
+
 
 @pytest.fixture(scope="session")
 def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -24,3 +26,9 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     LlamaForCausalLM(LlamaConfig(**sizes, **depth, **ends)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def fresh_metrics() -> None:
+    """The trackers are of the process: what an earlier test recorded is not this one's."""
+    stats_tracker.export_all()

@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from agent_rl.config.section import Section, TimeoutS
-from agent_rl.types import ChatTemplateType
+from agent_rl.config.section import ChatSection, TimeoutS
 
 
 def _header_safe(key: str) -> str:
@@ -21,7 +20,7 @@ Key = Annotated[str, Field(min_length=1), AfterValidator(_header_safe)]
 UserId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._~@+-]{1,100}$")]
 
 
-class GatewayConfig(Section):
+class GatewayConfig(ChatSection):
     """gateway: the endpoints over TCP."""
 
     host: str = Field(
@@ -43,14 +42,6 @@ class GatewayConfig(Section):
     unmarked_turns: Literal["auto", "main", "side"] = Field(
         "auto",
         description="type of a turn without X-Turn-Type; auto: main where there is a session",
-    )
-    chat_template_type: ChatTemplateType = Field(
-        "hf", description="hf: render each turn; concat: extend the parent's ids"
-    )
-    tool_call_parser: str = Field("auto", description="name of the tool-call format")
-    reasoning_parser: str = Field("auto", description="name of the reasoning format")
-    engine_max_tokens: int | None = Field(
-        None, gt=0, description="cap on prompt and completion tokens of one call"
     )
     journal: str | None = Field(
         None, description="file that sessions survive a restart in; null: they end with the process"

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from agent_rl.config.section import Section, TimeoutS
-from agent_rl.types import ChatTemplateType, ExportStyle
+from agent_rl.config.section import ChatSection, Section, TimeoutS
+from agent_rl.types import ExportStyle
 
 
 class RayConfig(Section):
@@ -23,7 +23,7 @@ class RayConfig(Section):
     )
 
 
-class AgentConfig(Section):
+class AgentConfig(ChatSection):
     """rollout.agent: how an agent (``async def run``) becomes an episode."""
 
     mode: Literal["inline", "subproc", "ray", "online"] = Field(
@@ -38,14 +38,6 @@ class AgentConfig(Section):
     )
     turn_discount: float = Field(
         1.0, ge=0.0, le=1.0, description="carries a later interaction's reward back"
-    )
-    chat_template_type: ChatTemplateType = Field(
-        "hf", description="hf: render each turn; concat: extend the parent's ids"
-    )
-    tool_call_parser: str = Field("auto", description="name of the tool-call format")
-    reasoning_parser: str = Field("auto", description="name of the reasoning format")
-    engine_max_tokens: int | None = Field(
-        None, gt=0, description="cap on prompt and completion tokens of one call"
     )
     max_requests: int | None = Field(
         64, gt=0, description="model calls one episode may make; null is no limit"

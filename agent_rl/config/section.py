@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from agent_rl.types import ChatTemplateType
+
 
 def _no_limit_is_none(value: Any) -> Any:
     return None if isinstance(value, float) and math.isinf(value) and value > 0 else value
@@ -27,3 +29,16 @@ FolderName = Annotated[str, AfterValidator(_one_folder)]
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class ChatSection(Section):
+    """Shared by the doors to the model: how a session's messages become ids and back."""
+
+    chat_template_type: ChatTemplateType = Field(
+        "hf", description="hf: render each turn; concat: extend the parent's ids"
+    )
+    tool_call_parser: str = Field("auto", description="name of the tool-call format")
+    reasoning_parser: str = Field("auto", description="name of the reasoning format")
+    engine_max_tokens: int | None = Field(
+        None, gt=0, description="cap on prompt and completion tokens of one call"
+    )

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from test_actor import SGD_LIKE, weights_after
 from test_recover import ROWS, Crash, LetterAgent, config_of, crash_in
 from tiny_batches import groups, tiny_model, trajectory
 
-from agent_rl import PPOTrainer, stats_tracker
+from agent_rl import PPOTrainer
 from agent_rl.config import ActorConfig
 from agent_rl.stats.jsonl import read_metrics
 from agent_rl.train.batch import Batch, balanced
@@ -24,12 +23,6 @@ from agent_rl.train.loss import aggregation_weights
 from agent_rl.train.team import Team
 
 HERE = Path(__file__).parent
-
-
-@pytest.fixture(autouse=True)
-def fresh_metrics() -> Iterator[None]:
-    yield
-    stats_tracker.export_all()
 
 
 def torchrun(*command: str, num_processes: int = 2) -> subprocess.CompletedProcess[str]:
