@@ -31,6 +31,7 @@ class Completion:
     is_aborted: bool = False
     start_s: float = field(default_factory=time.perf_counter)
     first_token_s: float | None = None
+    num_cached: int | None = None
     _num_settled: int = 0
 
     @property
@@ -84,4 +85,5 @@ class Completion:
             output_top_logprobs=tuple(self.top_logprobs)
             if self.request.gconfig.top_logprobs
             else None,
+            num_cached_tokens=self.num_cached,
         )

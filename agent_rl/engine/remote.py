@@ -2,7 +2,8 @@
 
 A request is never lost: what ends with "abort" because weights change, or because its server dies,
 is sent again as prompt and partial completion, with the rest of its budget. Only a failure that
-every server would repeat reaches the caller. All work is done on the engine's own event loop.
+every server would repeat reaches the caller. All HTTP is done on the engine's own event loop:
+connections and counters belong to one thread, whichever loops the engine is used from.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from agent_rl.engine.completion import Completion, Emit
 from agent_rl.engine.fleet import Fleet
 from agent_rl.engine.http import ServerConnection
 from agent_rl.engine.launch import LaunchedServers
-from agent_rl.engine.loop import EngineLoop
 from agent_rl.engine.mailbox import Mailbox
 from agent_rl.engine.router import Router, Routing
 from agent_rl.engine.server import Server
@@ -33,6 +33,7 @@ from agent_rl.errors import (
     ServerBusyError,
     ServerError,
 )
+from agent_rl.loop_thread import LoopThread
 from agent_rl.types import ModelRequest, ModelResponse
 
 logger = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ class RemoteEngine:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_closed = False
         self._launched = launched
-        self._loop = EngineLoop("inference-servers")
+        self._loop = LoopThread("engine", error=EngineError)
 
         async def connect() -> Fleet:
             servers = [
@@ -117,7 +118,7 @@ class RemoteEngine:
             return fleet
 
         try:
-            self._fleet = self._loop.run_blocking(connect())
+            self._fleet = self._loop.call(connect())
         except BaseException:
             self._loop.close()
             raise
@@ -244,6 +245,8 @@ class RemoteEngine:
             async with aclosing(pieces):
                 async for piece in pieces:
                     completion.extend(piece, version)
+                    if start == 0:  # later attempts find what this one computed
+                        completion.num_cached = piece.num_cached
                     if piece.finish is not None:
                         is_finished = True
                         # With an adapter they are those of the base weights.
@@ -332,7 +335,7 @@ class RemoteEngine:
     def set_version(self, version: int) -> None:
         """Rename the weights that the servers have; nothing running is ended."""
         if version != self._fleet.version:
-            self._loop.run_blocking(self._fleet.set_version(version))
+            self._loop.call(self._fleet.set_version(version))
 
     async def update_weights(self, update: WeightUpdate) -> None:
         """A server that fails to take them is out until it has them; the others serve.

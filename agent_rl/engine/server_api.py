@@ -73,13 +73,15 @@ def read_spans(spans: Sequence[Mapping[str, Any]] | None) -> tuple[Span, ...] | 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
     """The next tokens of an attempt, in order. The last piece has ``finish``, and ``spans`` of
-    the whole attempt where the server tells them."""
+    the whole attempt where the server tells them. ``num_cached`` of the attempt's input ids the
+    server did not have to compute; None: it does not tell."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     top_logprobs: tuple[TopLogprobs, ...] | None = None
     finish: Finish | None = None
     spans: tuple[Span, ...] | None = None
+    num_cached: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

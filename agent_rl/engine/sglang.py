@@ -209,6 +209,7 @@ def _read_piece(answer: Mapping[str, Any], num_seen: int) -> Piece:
         top_logprobs=None if tops is None else tuple(map(_read_top, tops[start:])),
         finish=_read_finish(meta.get("finish_reason")),
         spans=read_spans(meta.get("weight_versions")),
+        num_cached=meta.get("cached_tokens"),
     )
 
 

@@ -179,6 +179,10 @@ def _read_piece(answer: Mapping[str, Any], num_top: int) -> Piece:
         top_logprobs=tuple(_read_top(entry, num_top) for entry in entries),
         finish=finish,
         spans=read_spans(choice.get("weight_versions")),
+        # Only with --enable-prompt-tokens-details, and not in streams.
+        num_cached=((answer.get("usage") or {}).get("prompt_tokens_details") or {}).get(
+            "cached_tokens"
+        ),
     )
 
 

@@ -116,6 +116,7 @@ def reply(model: ServedModel, rid: str, response: ModelResponse) -> dict[str, An
         "id": rid,
         "finish_reason": {"type": kind, **detail},
         "prompt_tokens": len(response.input_tokens),
+        "cached_tokens": response.num_cached_tokens or 0,
         "completion_tokens": len(ids),
         "output_token_logprobs": [
             [logprob, token_id, None]

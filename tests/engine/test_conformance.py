@@ -277,6 +277,22 @@ async def test_score_equals_what_was_sampled(subject: Subject) -> None:
     assert scores == pytest.approx(response.output_logprobs, abs=subject.tolerance)
 
 
+async def test_it_says_how_much_of_the_prompt_was_cached(subject: Subject) -> None:
+    """As LocalEngine does; vLLM only with --enable-prompt-tokens-details."""
+    ids = prompt(11, 40)
+    first = await subject.engine.agenerate(ask(ids, max_new_tokens=2))
+    again = await subject.engine.agenerate(ask(ids, max_new_tokens=2))
+    stream = subject.engine.astream(ask(ids, max_new_tokens=2))
+    streamed = [item async for item in stream][-1]
+    if again.num_cached_tokens is None:
+        pytest.skip("this server does not tell")
+    assert first.num_cached_tokens == 0
+    # All but the token whose logits are needed; vLLM caches blocks of 16 or more only.
+    assert 0 < again.num_cached_tokens <= 39
+    assert isinstance(streamed, ModelResponse)
+    assert streamed.num_cached_tokens in (again.num_cached_tokens, None)
+
+
 async def test_a_pause_stops_all_and_loses_nothing(subject: Subject) -> None:
     """What runs goes on from its tokens; what comes waits (case B134)."""
     engine = subject.engine

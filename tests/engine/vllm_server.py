@@ -61,7 +61,9 @@ async def generate(model: ServedModel, request: Request, body: dict[str, Any]) -
     async def plain() -> dict[str, Any]:
         with model.counted(rid):
             response = await engine.agenerate(wanted)
-        return {"request_id": rid, "choices": [whole(model, response)]}
+        cached = {"cached_tokens": response.num_cached_tokens or 0}
+        usage = {"prompt_tokens": len(ids), "prompt_tokens_details": cached}
+        return {"request_id": rid, "choices": [whole(model, response)], "usage": usage}
 
     async def events() -> AsyncIterator[str]:
         """Only what is new in each event; version spans only in the last."""
