@@ -86,6 +86,7 @@ class ServerConnection:
 
         Raises ServerError when the connection ends before that.
         """
+        self._check_open("POST", path)
         try:
             async with (
                 asyncio.timeout(self._timeout_s),
@@ -111,6 +112,7 @@ class ServerConnection:
     async def _call_once(
         self, method: str, path: str, body: JsonObject | None, timeout_s: float | None
     ) -> Any:
+        self._check_open(method, path)
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await self._client.request(method, path, json=body)
@@ -119,6 +121,11 @@ class ServerConnection:
         except httpx.TransportError as error:
             raise _NoAnswerError(f"{method} {self.address}{path}: {_describe(error)}") from error
         return self._read(method, path, answer)
+
+    def _check_open(self, method: str, path: str) -> None:
+        """A last abort may come after ``close``."""
+        if self._client.is_closed:
+            raise self._failed(method, path, "the connection was closed")
 
     def _read(self, method: str, path: str, answer: httpx.Response) -> Any:
         status = answer.status_code

@@ -155,3 +155,14 @@ async def test_a_stream_that_ends_early_is_a_failure(connect: Connect) -> None:
     assert [event async for event in connection.events("/generate", {})] == [{"a": 1}, {"a": 2}]
     with pytest.raises(ServerError, match="ended early"):
         [event async for event in connection.events("/generate", {})]
+
+
+async def test_calls_after_the_close_are_failures_with_a_name(connect: Connect) -> None:
+    """An abort that was on its way when the engine closed is one."""
+    server, connection = await connect(lambda n, head: reply("{}"))
+    await connection.close()
+    with pytest.raises(ServerError, match="POST .*/abort_request: the connection was closed"):
+        await connection.post("/abort_request", {}, is_idempotent=True)
+    with pytest.raises(ServerError, match="POST .*/generate: the connection was closed"):
+        [event async for event in connection.events("/generate", {})]
+    assert server.requests == []
