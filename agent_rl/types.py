@@ -118,8 +118,9 @@ class ModelResponse:
     """engine -> client: one completion, exactly as sampled.
 
     ``output_logprobs`` are ``log_softmax(logits / temperature)`` at the sampled token, before any
-    top-p/top-k/min-p truncation; ``output_versions`` is the version of the weights that produced
-    each token. ``output_top_logprobs`` holds (token id, log-prob) pairs where they were asked for.
+    top-p/top-k/min-p truncation, and finite; ``output_versions`` is the version of the weights that
+    produced each token. ``output_top_logprobs`` holds (token id, log-prob) pairs where they were
+    asked for.
     ``output_forced``, given under a grammar, says which tokens were the only ones allowed.
     ``num_cached_tokens`` of the prompt the engine did not have to compute; None: not known.
     The stop token, when one was sampled, is the last output token.
@@ -147,6 +148,12 @@ class ModelResponse:
             output_top_logprobs=self.output_top_logprobs,
             output_forced=self.output_forced,
         )
+        for index, logprob in enumerate(self.output_logprobs):
+            if not math.isfinite(logprob):  # nothing can be trained on it
+                raise ValueError(
+                    f"ModelResponse: output_logprobs[{index}] is {logprob}; the log-prob of a "
+                    "sampled token is finite"
+                )
 
 
 def _check_lengths(owner: str, token_ids: Sequence[int], **per_token: Sequence[Any] | None) -> None:

@@ -25,6 +25,13 @@ def test_per_token_lists_of_another_length_are_refused_with_both_lengths() -> No
         response(output_tokens=[20, 21], output_versions=[3, 3])
 
 
+@pytest.mark.parametrize("logprob", [math.nan, -math.inf, math.inf])
+def test_a_sampled_token_without_a_finite_log_prob_is_refused(logprob: float) -> None:
+    """Case B115: what could only make the loss NaN is reported where it comes from."""
+    with pytest.raises(ValueError, match=r"output_logprobs\[1\] is "):
+        response(output_logprobs=[-0.1, logprob, -0.3])
+
+
 def test_forced_marks_are_one_for_each_token() -> None:
     assert response().output_forced is None
     assert response(output_forced=(True, False, True)).output_forced == (True, False, True)

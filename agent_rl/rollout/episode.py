@@ -185,7 +185,7 @@ def as_episode(returned: object) -> Episode | None:
     """Check a workflow's return value; nothing of it is changed.
 
     Raises:
-        EpisodeError: it is not one of the legal forms.
+        EpisodeError: it is not one of the legal forms, or has no log-prob of a trained token.
         RewardError: a row's reward is not finite.
         WorkflowContractError: ``rollout_reward`` is not one finite number for the whole episode.
     """
@@ -249,6 +249,13 @@ def _from_tensors(rows: TensorDict) -> Episode:
                 f"{key} must be a tensor of shape {list(shape)}, got {_show(tensor)}"
             )
         rows[key] = tensor.detach().to(device="cpu", dtype=dtype)
+    mask, logprobs = rows.get("loss_mask"), rows.get("logprobs")
+    if isinstance(mask, Tensor) and isinstance(logprobs, Tensor):
+        trained = logprobs[mask.bool()]
+        if not bool(torch.isfinite(trained).all()):
+            raise EpisodeError(
+                f"logprobs of trained tokens (loss_mask 1) must be finite, got {trained.tolist()}"
+            )
     rewards = rows.get("rewards")
     if isinstance(rewards, Tensor) and not bool(torch.isfinite(rewards).all()):
         raise RewardError(f"rewards must be finite, got {rewards.tolist()}")

@@ -106,7 +106,7 @@ def test_exported_rows_keep_what_they_train() -> None:
 
 
 def test_every_bit_of_a_log_prob_is_kept() -> None:
-    logprobs = (-1 / 3, -5e-324, -math.inf)
+    logprobs = (-1 / 3, -5e-324, -1e308)
     response = ModelResponse(
         input_tokens=(1,),
         output_tokens=(2, 3, 4),

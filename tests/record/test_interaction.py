@@ -76,7 +76,7 @@ def test_model_response_is_put_together_again() -> None:
     sent = answer_of(
         plan,
         [20, 2],
-        output_logprobs=[-0.123456789, float("-inf")],
+        output_logprobs=[-0.123456789, -5e-324],
         output_versions=[3, 4],
         stop_reason="length",
         latency_s=1.5,

@@ -55,11 +55,19 @@ def test_interactions_count_as_rows(interaction) -> None:
         ({"logprobs": torch.ones(1, 2)}, r"logprobs .*\[1, 3\], got shape \[1, 2\]"),
         ({"rewards": torch.ones(1, 1)}, r"rewards .*\[1\], got shape \[1, 1\]"),
         ({"loss_mask": [[0, 1, 1]]}, "loss_mask .* got list"),
+        ({"logprobs": torch.tensor([[0.0, -0.5, math.nan]])}, r"finite, got \[-0.5, nan\]"),
+        ({"logprobs": torch.tensor([[0.0, -math.inf, -0.5]])}, r"finite, got \[-inf, -0.5\]"),
     ],
 )
 def test_malformed_rows_are_an_error_of_the_agent(rows, change, message) -> None:
     with pytest.raises(EpisodeError, match=message):
         as_episode({**rows(1.0), **change})
+
+
+def test_log_probs_off_the_mask_may_be_anything(rows) -> None:
+    """Case B60."""
+    episode = as_episode({**rows(1.0), "logprobs": torch.tensor([[math.nan, -0.5, -0.5]])})
+    assert episode.num_rows == 1
 
 
 def test_missing_keys_are_named(rows) -> None:
