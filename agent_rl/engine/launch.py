@@ -1,19 +1,23 @@
 """LaunchedServers: inference servers of this machine, started, waited for, and stopped again.
 
-Each is a process group of its own that writes to its own log file. None outlives ``close`` or the
-end of this interpreter. It knows command lines and ports, nothing of requests.
+Each runs under a warden of its own (``warden.py``) and writes to its own log file. Neither it nor
+its workers outlive ``close`` or the end of this process, whatever ends it. It knows command lines
+and ports, nothing of requests.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import random
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
@@ -25,8 +29,9 @@ from agent_rl.errors import EngineError
 # The token endpoint, and log-probs at any temperature: see vllm.py.
 VLLM_ARGS = ("--enable-scale-out", "--logprobs-mode", "processed_logprobs")
 
+_WARDEN = Path(__file__).with_name("warden.py")
+_PORTS = range(20_000, 30_000)
 _POLL_S = 0.2
-_STOP_GRACE_S = 10.0
 _SHOWN_LOG_LINES = 15
 
 
@@ -57,6 +62,7 @@ class LaunchedServers:
     Args:
         log_dir: gets ``server-{i}.log`` of each.
         envs: environment variables of each server, on top of this process's own.
+        grace_s: how long processes may take to end when they are asked to.
     """
 
     def __init__(
@@ -67,32 +73,36 @@ class LaunchedServers:
         *,
         log_dir: Path,
         api_key: str | None = None,
+        grace_s: float = 10.0,
     ) -> None:
+        environments = [{**os.environ, **env} for env in envs]
+        for environment in environments:
+            if shutil.which(command.program[0], path=environment.get("PATH")) is None:
+                raise EngineError(f"cannot start {command.program[0]}: there is no such program")
         log_dir.mkdir(parents=True, exist_ok=True)
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._grace_s = grace_s
+        self._wardens: list[subprocess.Popen[bytes]] = []
         self._logs = [log_dir / f"server-{index}.log" for index in range(len(envs))]
         ports = _free_ports(len(envs))
         self.addresses = tuple(f"http://127.0.0.1:{port}" for port in ports)
         atexit.register(self.close)
-        for env, log, port in zip(envs, self._logs, ports, strict=True):
+        for environment, log, port in zip(environments, self._logs, ports, strict=True):
+            warden_line = [sys.executable, "-I", str(_WARDEN), str(os.getpid()), str(grace_s)]
             with log.open("wb") as output:
-                try:
-                    process = subprocess.Popen(
-                        command.line(model, port, api_key),
-                        stdin=subprocess.DEVNULL,
-                        stdout=output,
-                        stderr=subprocess.STDOUT,
-                        env={**os.environ, **env},
-                        start_new_session=True,
-                    )
-                except OSError as error:
-                    self.close()
-                    raise EngineError(f"cannot start {command.program[0]}: {error}") from error
-            self._processes.append(process)
+                warden = subprocess.Popen(
+                    [*warden_line, *command.line(model, port, api_key)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    start_new_session=True,
+                )
+            self._wardens.append(warden)
 
     @property
     def pids(self) -> tuple[int, ...]:
-        return tuple(process.pid for process in self._processes)
+        """Of the wardens: a server ends with its own."""
+        return tuple(warden.pid for warden in self._wardens)
 
     def wait_ready(self, timeout_s: float | None) -> Self:
         """Until all answer ``/health``.
@@ -101,13 +111,15 @@ class LaunchedServers:
             EngineError: one ended or is too slow; with the last lines of its log. All are stopped.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        waiting = dict(zip(self.addresses, self._processes, strict=True))
+        waiting = dict(zip(self.addresses, self._wardens, strict=True))
         while waiting:
-            for address, process in list(waiting.items()):
-                if _is_healthy(address):
+            for address, warden in list(waiting.items()):
+                is_healthy = _is_healthy(address)
+                # First of all: another process may answer at the port of one that has ended.
+                if warden.poll() is not None:
+                    self._give_up(address, f"ended with code {warden.returncode}")
+                elif is_healthy:
                     del waiting[address]
-                elif process.poll() is not None:
-                    self._give_up(address, f"ended with code {process.returncode}")
                 elif deadline_s is not None and time.monotonic() > deadline_s:
                     self._give_up(address, f"was not ready after {timeout_s:g} s")
             if waiting:
@@ -117,15 +129,19 @@ class LaunchedServers:
     def close(self) -> None:
         """Ask all to end, then make them. May be called twice."""
         atexit.unregister(self.close)
-        for process in self._processes:
-            _signal(process, signal.SIGTERM)
-        deadline_s = time.monotonic() + _STOP_GRACE_S
-        for process in self._processes:
-            while not _has_ended(process) and time.monotonic() < deadline_s:
-                time.sleep(_POLL_S / 4)
-            _signal(process, signal.SIGKILL)  # also what it left behind
-            process.wait()
-        self._processes = []
+        for warden in self._wardens:
+            warden.terminate()
+        deadline_s = time.monotonic() + 2 * self._grace_s
+        for warden in self._wardens:
+            try:
+                warden.wait(max(0.0, deadline_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                warden.kill()
+                warden.wait()
+            if warden.returncode < 0:  # it was killed, and left what it watched over
+                with suppress(ProcessLookupError):
+                    os.killpg(warden.pid, signal.SIGKILL)
+        self._wardens = []
 
     def __enter__(self) -> Self:
         return self
@@ -152,15 +168,24 @@ def gpu_envs(num_servers: int, gpus_per_server: int, first_gpu: int) -> list[dic
 
 
 def _free_ports(count: int) -> list[int]:
-    """Different ones, held together until all are known."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    """Different ones, held together until all are known.
+
+    Not those that the system gives to outgoing connections: a server binds its port minutes later.
+    """
+    with ExitStack() as held:
+        ports: list[int] = []
+        for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+            if len(ports) == count:
+                return ports
+            one = held.enter_context(socket.socket())
+            try:
+                one.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            ports.append(port)
+    raise EngineError(
+        f"of the ports {_PORTS.start} to {_PORTS.stop - 1} fewer than {count} are free"
+    )
 
 
 def _is_healthy(address: str) -> bool:
@@ -168,19 +193,3 @@ def _is_healthy(address: str) -> bool:
         return httpx.get(f"{address}/health", timeout=10.0, trust_env=False).status_code == 200
     except httpx.TransportError:
         return False
-
-
-def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Without reaping it: until then its id names its group and no other."""
-    if process.returncode is not None:
-        return True
-    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-    return os.waitid(os.P_PID, process.pid, options) is not None
-
-
-def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """To the server and its workers."""
-    try:
-        os.killpg(process.pid, number)
-    except ProcessLookupError:
-        return

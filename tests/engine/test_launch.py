@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import http.server
 import os
+import signal
+import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -13,7 +19,7 @@ from agent_rl.engine.launch import LaunchedServers, ServerCommand, gpu_envs
 from agent_rl.errors import EngineError
 
 SERVER = """
-import argparse, http.server, os, sys
+import argparse, http.server, os, sys, time
 parser = argparse.ArgumentParser()
 for flag in ("--model-path", "--host", "--port", "--api-key"):
     parser.add_argument(flag)
@@ -26,6 +32,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(503 if options.model_path == "slow" else 200)
         self.end_headers()
         self.wfile.write(str(os.getpid()).encode())
+        if self.path == "/endless":
+            time.sleep(1000)
     def log_message(self, *arguments):
         pass
 http.server.HTTPServer((options.host, int(options.port)), Handler).serve_forever()
@@ -37,6 +45,61 @@ def command(tmp_path: Path) -> ServerCommand:
     program = tmp_path / "server.py"
     program.write_text(SERVER)
     return ServerCommand.of("sglang", (sys.executable, str(program)))
+
+
+# A server with two workers that do not end when asked, one of them an orphan in a session of its
+# own. All hold the pipe open, so its end is the end of all of them.
+FAMILY = """
+import os, signal, sys, time
+pipe = os.open(sys.argv[sys.argv.index("--model-path") + 1], os.O_WRONLY)
+for is_orphan in (False, True):
+    if os.fork() == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if is_orphan:
+            os.setsid()
+            if os.fork():
+                os._exit(0)
+        os.write(pipe, b"worker\\n")
+        time.sleep(1000)
+os.write(pipe, b"server\\n")
+time.sleep(0 if "--ends" in sys.argv else 1000)
+"""
+
+TRAINER = """
+import sys, time
+from pathlib import Path
+from agent_rl.engine.launch import LaunchedServers, ServerCommand
+command = ServerCommand.of("sglang", (sys.executable, sys.argv[1]))
+LaunchedServers(command, sys.argv[2], [{}], log_dir=Path(sys.argv[3]), grace_s=0.2)
+time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def family(tmp_path: Path) -> tuple[Path, Path]:
+    """The program and its pipe."""
+    program, pipe = tmp_path / "family.py", tmp_path / "pipe"
+    program.write_text(FAMILY)
+    os.mkfifo(pipe)
+    return program, pipe
+
+
+@contextmanager
+def other_server(port: int) -> Iterator[None]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", port), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield
+        server.shutdown()
+        thread.join()
 
 
 def is_alive(pid: int) -> bool:
@@ -71,6 +134,55 @@ def test_a_server_that_is_too_slow_is_stopped(command: ServerCommand, tmp_path: 
         servers.wait_ready(0.1)
     with pytest.raises(httpx.ConnectError):
         httpx.get(servers.addresses[0])
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_trainer_that_is_killed_takes_its_servers_along(
+    family: tuple[Path, Path], tmp_path: Path, number: signal.Signals
+) -> None:
+    program, pipe = family
+    trainer = subprocess.Popen([sys.executable, "-c", TRAINER, program, pipe, tmp_path])
+    with pipe.open() as alive:
+        assert sorted(alive.readline() for _ in range(3)) == ["server\n", "worker\n", "worker\n"]
+        trainer.send_signal(number)
+        trainer.wait()
+        assert alive.read() == ""
+
+
+def test_a_warden_that_is_killed_takes_its_server_along(
+    command: ServerCommand, tmp_path: Path
+) -> None:
+    with LaunchedServers(command, "m", [{}], log_dir=tmp_path) as servers:
+        servers.wait_ready(60.0)
+        with httpx.stream("GET", f"{servers.addresses[0]}/endless") as answer:
+            assert answer.status_code == 200
+            os.kill(servers.pids[0], signal.SIGKILL)
+            with suppress(httpx.ReadError):
+                answer.read()
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(servers.addresses[0])
+
+
+def test_a_server_that_ends_takes_its_workers_along(
+    family: tuple[Path, Path], tmp_path: Path
+) -> None:
+    program, pipe = family
+    command = ServerCommand.of("sglang", (sys.executable, str(program), "--ends"))
+    with LaunchedServers(command, str(pipe), [{}], log_dir=tmp_path, grace_s=0.2) as servers:
+        with pipe.open() as alive:
+            assert len(alive.read().splitlines()) == 3
+        with pytest.raises(EngineError, match="ended with code 0"):
+            servers.wait_ready(60.0)
+
+
+def test_an_answer_on_the_port_of_a_server_that_ended_is_not_its_own(
+    command: ServerCommand, tmp_path: Path
+) -> None:
+    servers = LaunchedServers(command, "broken", [{}], log_dir=tmp_path)
+    os.waitid(os.P_PID, servers.pids[0], os.WEXITED | os.WNOWAIT)
+    port = int(servers.addresses[0].rpartition(":")[2])
+    with other_server(port), pytest.raises(EngineError, match="ended with code 1"):
+        servers.wait_ready(60.0)
 
 
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:
