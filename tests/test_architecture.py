@@ -15,6 +15,7 @@ RANKS = {
     "types": 0,
     "errors": 0,
     "config": 0,
+    "loop_thread": 0,
     "workflow_context": 0,
     "stats": 1,
     "tokens": 1,

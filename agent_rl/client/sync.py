@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
-import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -23,47 +22,26 @@ from agent_rl.client.http import hx
 from agent_rl.client.resources import DirectSyncChat, DirectSyncResponses
 from agent_rl.client.transport import ByteStream, InProcessTransport
 from agent_rl.client.unsendable import refusing_unsendable
+from agent_rl.loop_thread import LoopThread
 
 T = TypeVar("T")
 
 
-class LoopThread:
-    """An event loop that runs in a daemon thread until the process ends."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="agent-rl-sync-client", daemon=True
-        )
-        self._thread.start()
-        atexit.register(self.close)
-
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The task sees the caller's contextvars and is cancelled when the caller stops waiting."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def close(self) -> None:
-        if os.getpid() != self._pid:
-            return  # a forked child inherits the exit handler, not the thread
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
 @cache
-def _loop_thread_of(pid: int) -> LoopThread:
+def _thread_of(pid: int) -> LoopThread:
     """A forked child has its own: threads do not survive a fork."""
-    return LoopThread(pid)
+
+    def close() -> None:
+        if os.getpid() == pid:  # a forked child inherits the exit handler, not the thread
+            thread.close()
+
+    thread = LoopThread("client")
+    atexit.register(close)
+    return thread
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    return _loop_thread_of(os.getpid()).run(coroutine)
+    return _thread_of(os.getpid()).call(coroutine)
 
 
 def refuse_running_loop() -> None:

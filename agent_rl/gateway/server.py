@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -29,6 +28,7 @@ from agent_rl.gateway.protocol import guarded
 from agent_rl.gateway.serving import CallServer
 from agent_rl.gateway.session_log import SessionLog, restore
 from agent_rl.gateway.sessions import Door, LiveSession, Sessions
+from agent_rl.loop_thread import LoopThread
 from agent_rl.record.cache import InteractionCache
 from agent_rl.record.journal import Journal
 from agent_rl.tokens.format import ChatFormat
@@ -169,19 +169,12 @@ class Gateway:
     @contextmanager
     def run_in_thread(self) -> Iterator[Gateway]:
         """Serve on an event loop in a thread of its own while the block runs."""
-        loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=loop.run_forever, name="agent-rl-gateway", daemon=True)
-        thread.start()
-        try:
-            asyncio.run_coroutine_threadsafe(self.start(), loop).result()
+        with closing(LoopThread("gateway")) as thread:
+            thread.call(self.start())
             try:
                 yield self
             finally:
-                asyncio.run_coroutine_threadsafe(self.close(), loop).result()
-        finally:
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join()
-            loop.close()
+                thread.call(self.close())
 
     def _uvicorn(self) -> uvicorn.Server:
         """Without its signal handlers and its own loop: only what answers connections."""

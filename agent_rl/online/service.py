@@ -6,8 +6,6 @@ It serves from ``start`` to ``close`` without a break; the trainer outside takes
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Coroutine
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -18,6 +16,7 @@ from agent_rl.config import GatewayConfig, OnlineConfig
 from agent_rl.engine.base import InferenceEngine
 from agent_rl.errors import ConfigError
 from agent_rl.gateway.server import Gateway
+from agent_rl.loop_thread import LoopThread
 from agent_rl.online.hints import HintJudge, HintSource
 from agent_rl.online.judge import TurnJudge
 from agent_rl.online.judge_model import JudgeModel
@@ -86,8 +85,7 @@ class OnlineService:
             store=store,
         )
         self.gateway = Gateway(engine, tokenizer, gateway, listener=self.learner)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: LoopThread | None = None
 
     @property
     def base_url(self) -> str:
@@ -106,11 +104,7 @@ class OnlineService:
 
     def start(self) -> None:
         """Raises ConfigError when the address cannot be bound."""
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="agent-rl-online", daemon=True
-        )
-        self._thread.start()
+        self._thread = LoopThread("service")
         try:
             self._call(self.gateway.start())
         except BaseException:
@@ -119,7 +113,7 @@ class OnlineService:
 
     def close(self) -> None:
         """Stop serving, then judging; a ``drain`` that waits raises. May be called twice."""
-        if self._loop is not None:
+        if self._thread is not None:
             self._call(self.gateway.close())
             self._call(self.learner.close())
             self._call(self.judge_model.close())
@@ -149,16 +143,13 @@ class OnlineService:
         return count + self._call(self.gateway.forget(session_id=session_id, user_id=user_id))
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        assert self._loop is not None, "the service was not started"
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        assert self._thread is not None, "the service was not started"
+        return self._thread.call(coroutine)
 
     def _end_thread(self) -> None:
-        loop, thread = self._loop, self._thread
-        assert loop is not None and thread is not None, "the service was started"
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
-        self._loop = self._thread = None
+        assert self._thread is not None, "the service was started"
+        self._thread.close()
+        self._thread = None
 
 
 def _check_privacy(config: OnlineConfig, gateway: GatewayConfig | None) -> None:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from agent_rl.errors import AgentRLError, CollectorError
+from agent_rl.loop_thread import LoopThread
 from agent_rl.rollout.clock import PausableClock
 from agent_rl.rollout.lane import Finished, Lane, Submission
-from agent_rl.rollout.loop_thread import LoopThread
 
 T = TypeVar("T")
 
@@ -50,7 +50,9 @@ class Collector:
         self._fault: BaseException | None = None
         self._is_paused = False
         self._is_closed = False
-        self._thread = LoopThread("agent-rl-collector", on_death=self._wake, at_end=at_end)
+        self._thread = LoopThread(
+            "collector", error=CollectorError, on_death=self._wake, at_end=at_end
+        )
 
     # Called from the trainer's thread
 

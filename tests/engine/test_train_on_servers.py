@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from vllm_server import vllm_app
 
 from agent_rl import PPOTrainer, load_config
 from agent_rl.config import EngineConfig
+from agent_rl.loop_thread import LoopThread
 from agent_rl.stats import tracker as stats_tracker
 from agent_rl.train.trainer import StepReport
 
@@ -43,21 +42,16 @@ def fresh_metrics() -> Iterator[None]:
 @contextmanager
 def serving(kind: str, folder: Path) -> Iterator[LiveServer]:
     """A server on an event loop of its own thread: the trainer blocks this one."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
 
     async def start() -> LiveServer:
         served = ServedModel(folder, max_batch_size=8, max_seq_len=256)
         app = sglang_app(served) if kind == "sglang" else vllm_app(served)
         return await LiveServer(app).start()
 
-    server = asyncio.run_coroutine_threadsafe(start(), loop).result()
-    yield server
-    asyncio.run_coroutine_threadsafe(server.close(), loop).result()
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+    with closing(LoopThread("server")) as thread:
+        server = thread.call(start())
+        yield server
+        thread.call(server.close())
 
 
 def overrides(folder: Path, tmp_path: Path) -> list[str]:
