@@ -36,6 +36,7 @@ from agent_rl.rollout.child import ChildAgent
 from agent_rl.rollout.doors import Doors
 from agent_rl.rollout.episode import Exported
 from agent_rl.rollout.inline import InlineAgent
+from agent_rl.rollout.order import AgentSource
 from agent_rl.rollout.ray_pool import RayAgent, RayPool
 from agent_rl.rollout.workflow import RolloutWorkflow
 from agent_rl.stats import tracker as stats_tracker
@@ -188,9 +189,10 @@ def _runner(agent: object, kwargs: Mapping[str, Any], name: str, settings: Agent
         raise WorkflowResolutionError(
             f"rollout.agent.mode={settings.config.mode} needs a RolloutEngine"
         )
+    source = AgentSource.of(agent, kwargs, name, settings.config.mode)
     if settings.config.mode == "ray":
-        return RayAgent(agent, kwargs, name, settings.doors, settings.actors)
-    return ChildAgent(agent, kwargs, name, settings.doors, settings.workers)
+        return RayAgent(source, settings.doors, settings.actors)
+    return ChildAgent(source, settings.doors, settings.workers)
 
 
 def _num_tool_calls(client: ArealOpenAI) -> int:

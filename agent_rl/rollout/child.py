@@ -1,8 +1,9 @@
 """An agent that runs in a process of its own: a fresh interpreter for each episode.
 
 So ``run`` may block, and an agent may find its model by environment variables. Order, rewards and
-result are JSON over pipes (see child_main.py); the model is reached over the episode's own address.
-The child's whole process group is killed when the episode ends, is cancelled or runs too long.
+outcome are JSON over pipes (child_main.py is the other end); the model is reached over the
+episode's own address. The child's whole process group is killed when the episode ends, is cancelled
+or runs too long.
 """
 
 from __future__ import annotations
@@ -16,15 +17,12 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from agent_rl import workflow_context
 from agent_rl.client.areal_openai import ArealOpenAI
-from agent_rl.errors import EpisodeError, JournalError, RewardError, WorkflowResolutionError
-from agent_rl.record.codec import as_json
-from agent_rl.rollout.arguments import wanted_arguments
-from agent_rl.rollout.child_main import is_child
+from agent_rl.errors import EpisodeError
 from agent_rl.rollout.doors import Doors
+from agent_rl.rollout.order import AgentSource, Order, RemoteTraceback, returned
 from agent_rl.types import JsonObject
 
 if TYPE_CHECKING:
@@ -36,37 +34,14 @@ _MAX_PRINTED = 8 << 10
 _EXIT_GRACE_S = 1.0
 
 
-class ChildTraceback(Exception):
-    """The traceback inside the child, as text: the cause of the error that is raised here."""
-
-
 class ChildAgent:
     """
     Args:
-        agent: a class that the child can import, constructed there with ``kwargs``.
         workers: at most so many children at a time; the others wait.
-
-    Raises:
-        WorkflowResolutionError: it cannot be imported from elsewhere, ``kwargs`` are not JSON, or
-            ``run`` needs what cannot be passed.
     """
 
-    def __init__(
-        self,
-        agent: object,
-        kwargs: Mapping[str, Any],
-        name: str,
-        doors: Doors,
-        workers: asyncio.Semaphore,
-    ) -> None:
-        if is_child():
-            raise WorkflowResolutionError(
-                "an agent's process began to run episodes itself: put what your script does under "
-                'if __name__ == "__main__"'
-            )
-        wanted_arguments(agent, name)
-        self._name = name
-        self._order = {**place(agent, name, "subproc"), "kwargs": json_kwargs(kwargs, name)}
+    def __init__(self, agent: AgentSource, doors: Doors, workers: asyncio.Semaphore) -> None:
+        self._agent = agent
         self._doors = doors
         self._workers = workers
 
@@ -77,103 +52,30 @@ class ChildAgent:
             EpisodeError: it raised, its process died, or ``data`` is not JSON.
         """
         async with self._doors.open(client.http_client.session) as door, self._workers:
-            order = {
-                **self._order,
-                "data": json_data(data, "subproc"),
-                "base_url": door.base_url,
-                "api_key": door.api_key,
-                "context": context_fields(),
-            }
+            order = Order.of(self._agent, data, door)
             async with child_process(_environment(door)) as process:
                 assert process.stdin is not None and process.stderr is not None, "both are pipes"
                 printed = asyncio.create_task(_tail(process.stderr))
-                write(process, order)
+                write(process, order.encode())
                 return await self._converse(process, client, printed)
 
     async def _converse(
         self, process: Process, client: ArealOpenAI, printed: asyncio.Task[str]
     ) -> object:
-        """Answer rewards until the result comes."""
+        """Answer rewards until the outcome comes."""
         assert process.stdout is not None, "it is a pipe"
         while line := await process.stdout.readline():
             message = json.loads(line)
             if "reward" in message:
                 write(process, _set_reward(client, *message["reward"]))
-            elif "returned" in message:
-                return message["returned"]
-            else:
-                raise await self._failure(message, printed)
+                continue
+            if "error" in message:  # what it printed is complete when the process has ended
+                await asyncio.wait([printed], timeout=_EXIT_GRACE_S)
+            return returned(message, printed.result() if printed.done() else "")
         code = await process.wait()
         raise EpisodeError(
-            f"the process of {self._name} ended with code {code} before run returned"
-        ) from ChildTraceback(f"it printed last:\n{await printed}")
-
-    async def _failure(self, message: JsonObject, printed: asyncio.Task[str]) -> EpisodeError:
-        if message["owner"] == "reward":
-            return RewardError(message["error"])
-        error = EpisodeError(f"agent raised {message['error']}", boundary=message["owner"])
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(printed), _EXIT_GRACE_S)
-        tail = printed.result() if printed.done() else ""
-        error.__cause__ = ChildTraceback(
-            "\n" + message["traceback"] + (f"it printed last:\n{tail}" if tail else "")
-        )
-        return error
-
-
-def place(agent: object, name: str, mode: str) -> JsonObject:
-    """Where a fresh interpreter finds the class.
-
-    Raises:
-        WorkflowResolutionError: nowhere.
-    """
-    if not isinstance(agent, type):
-        raise WorkflowResolutionError(
-            f"rollout.agent.mode={mode} constructs the agent in its own process: give the class "
-            f"{name} (or its import path) and workflow_kwargs, not an instance"
-        )
-    if "<locals>" in agent.__qualname__:
-        raise WorkflowResolutionError(
-            f"rollout.agent.mode={mode} cannot import {agent.__qualname__}: define the class at "
-            "the top level of a module"
-        )
-    script, module = None, agent.__module__
-    if module == "__main__":
-        main = sys.modules["__main__"]
-        spec = getattr(main, "__spec__", None)
-        script = None if spec is not None else getattr(main, "__file__", None)
-        module = spec.name if spec is not None else module
-        if spec is None and script is None:
-            raise WorkflowResolutionError(
-                f"rollout.agent.mode={mode} cannot import {name} from a notebook or a prompt: "
-                "put the class into a file and import it"
-            )
-    return {"module": module, "script": script, "name": agent.__qualname__}
-
-
-def context_fields() -> JsonObject:
-    """What the agent's code may ask its ``workflow_context`` for."""
-    context = workflow_context.get()
-    return {"is_eval": context.is_eval, "task_id": context.task_id}
-
-
-def json_kwargs(kwargs: Mapping[str, Any], name: str) -> JsonObject:
-    for key, value in kwargs.items():
-        try:
-            as_json(value, key)
-        except JournalError as error:
-            raise WorkflowResolutionError(
-                f"workflow_kwargs of {name} go to another process as JSON: {error}"
-            ) from error
-    return dict(kwargs)
-
-
-def json_data(data: JsonObject, mode: str) -> JsonObject:
-    try:
-        plain: JsonObject = as_json(data, "the datum")
-    except JournalError as error:
-        raise EpisodeError(f"{error}; rollout.agent.mode={mode} needs plain values") from error
-    return plain
+            f"the process of {self._agent.name} ended with code {code} before run returned"
+        ) from RemoteTraceback(f"it printed last:\n{await printed}")
 
 
 def _environment(door: Door) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""The child process of one episode: construct the agent, run it, send back what it returned.
+"""The child process of one episode: construct the agent, run it, send back the outcome.
 
-    parent -> child   the order: agent, kwargs, data, address; then one answer for each reward
-    child -> parent   {"reward": [id or null, number]} ...; last {"returned": ...} or {"error": ...}
+    parent -> child   the order (order.py); then one answer for each reward
+    child -> parent   {"reward": [id or null, number]} ...; last the outcome
 
 One JSON object a line, over the standard pipes; what the agent prints goes to standard error. When
 the parent's end closes, however the parent ended, the whole process group dies. Kept light: the
@@ -11,22 +11,20 @@ agent's own imports decide how fast a child starts.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import os
 import queue
-import runpy
 import signal
 import threading
 import traceback
 from collections.abc import Mapping
 from typing import IO, Any, Protocol
 
-from agent_rl import workflow_context
 from agent_rl.errors import RewardError
 from agent_rl.record.reward import as_reward
 from agent_rl.rollout.arguments import wanted_arguments
 from agent_rl.rollout.blame import owner_of
+from agent_rl.rollout.order import Order, begin_taking_orders
 from agent_rl.types import JsonObject
 
 _EXCEPTIONS: dict[str, type[Exception]] = {
@@ -34,13 +32,6 @@ _EXCEPTIONS: dict[str, type[Exception]] = {
     "RuntimeError": RuntimeError,
     "ValueError": ValueError,
 }
-
-_is_child = False
-
-
-def is_child() -> bool:
-    """Whether this process runs one episode: a script that it imports must not train again."""
-    return _is_child
 
 
 class ParentLink:
@@ -97,21 +88,20 @@ class ChildSession:
 
 def main() -> None:
     """What ``child.py`` starts a fresh interpreter for."""
-    global _is_child
-    _is_child = True
+    begin_taking_orders()
     link = ParentLink(os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb"))
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)  # input() finds nothing to read
     os.dup2(2, 1)
-    order = link.receive()
-    workflow_context.set(workflow_context.WorkflowContext(**order["context"]))
+    order = Order.decode(link.receive())
+    order.enter_context()
     link.send(outcome_of(order, ChildSession(link)))
 
 
-def outcome_of(order: JsonObject, session: ChildSession) -> JsonObject:
+def outcome_of(order: Order, session: ChildSession) -> JsonObject:
     """What the agent returned, or how it failed."""
     try:
-        return {"returned": _plain(run(construct(order), order, session))}
+        return {"returned": _plain(_run(order.agent.construct(), order, session))}
     except RewardError as error:
         return {"error": str(error), "owner": "reward", "traceback": ""}
     except BaseException as error:  # the process's edge: the parent raises it as an EpisodeError
@@ -122,41 +112,27 @@ def outcome_of(order: JsonObject, session: ChildSession) -> JsonObject:
         }
 
 
-def construct(order: JsonObject) -> object:
-    """One instance of the agent's class, found by its module (or script) and name."""
-    first, *inner = order["name"].split(".")
-    if order["script"] is None:
-        found = getattr(importlib.import_module(order["module"]), first)
-    else:
-        # As multiprocessing does it: code under `if __name__ == "__main__"` does not run.
-        found = runpy.run_path(order["script"], run_name="__mp_main__")[first]
-    for name in inner:
-        found = getattr(found, name)
-    agent: object = found(**order["kwargs"])
-    return agent
-
-
-def run(agent: Any, order: JsonObject, session: ChildSession) -> object:
-    wanted = wanted_arguments(agent, order["name"])
+def _run(agent: Any, order: Order, session: ChildSession) -> object:
+    wanted = wanted_arguments(agent, order.agent.name)
     available: dict[str, object] = {
         "session": session,
-        "base_url": order["base_url"],
-        "api_key": order["api_key"],
+        "base_url": order.base_url,
+        "api_key": order.api_key,
     }
     if "http_client" in wanted.names or "client" in wanted.names:
         available |= _clients(order, session, is_async=wanted.is_async)
     arguments = {name: available[name] for name in wanted.names}
     if wanted.is_async:
-        return asyncio.run(agent.run(order["data"], **arguments))
-    return agent.run(order["data"], **arguments)
+        return asyncio.run(agent.run(order.data, **arguments))
+    return agent.run(order.data, **arguments)
 
 
-def _clients(order: JsonObject, session: ChildSession, *, is_async: bool) -> dict[str, object]:
+def _clients(order: Order, session: ChildSession, *, is_async: bool) -> dict[str, object]:
     """The SDK's own client at the episode's address, with the two methods that set rewards."""
     import openai
 
-    address = {"base_url": order["base_url"], "api_key": order["api_key"]}
-    client = openai.AsyncOpenAI(**address) if is_async else openai.OpenAI(**address)
+    sdk = openai.AsyncOpenAI if is_async else openai.OpenAI
+    client = sdk(base_url=order.base_url, api_key=order.api_key)
     for name in ("set_reward", "set_last_reward"):
         setattr(client, name, getattr(session, name))
     http_client = openai.DefaultAsyncHttpxClient() if is_async else openai.DefaultHttpxClient()

@@ -1,7 +1,7 @@
 """RayPool and RayAgent: agents in Ray actors, on as many machines as the Ray cluster has.
 
 An actor runs one episode at a time and reaches the model at the episode's own address, over TCP.
-Order and outcome are JSON text; what happens in between is child_main.py's. An actor that dies
+Order and outcome are JSON text; what happens in between is ray_worker.py's. An actor that dies
 fails its episode and is replaced; so is one whose episode is cancelled or runs too long.
 """
 
@@ -11,16 +11,15 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from agent_rl.client.areal_openai import ArealOpenAI
 from agent_rl.config import RayConfig
-from agent_rl.errors import EpisodeError, MissingDependencyError, RewardError
-from agent_rl.rollout.arguments import wanted_arguments
-from agent_rl.rollout.child import ChildTraceback, context_fields, json_data, json_kwargs, place
+from agent_rl.errors import EpisodeError, MissingDependencyError
 from agent_rl.rollout.doors import Doors
+from agent_rl.rollout.order import AgentSource, Order, returned
 from agent_rl.types import JsonObject
 
 
@@ -66,21 +65,13 @@ class RayPool:
 
 class RayAgent:
     """
-    Args:
-        agent: a class that the actors' machines can import, constructed there with ``kwargs``.
-
     Raises:
-        WorkflowResolutionError: as ``ChildAgent``.
         MissingDependencyError: Ray is not installed.
     """
 
-    def __init__(
-        self, agent: object, kwargs: Mapping[str, Any], name: str, doors: Doors, pool: RayPool
-    ) -> None:
+    def __init__(self, agent: AgentSource, doors: Doors, pool: RayPool) -> None:
         _ray()
-        wanted_arguments(agent, name)
-        self._name = name
-        self._order = {**place(agent, name, "ray"), "kwargs": json_kwargs(kwargs, name)}
+        self._agent = agent
         self._doors = doors
         self._pool = pool
 
@@ -91,31 +82,17 @@ class RayAgent:
             EpisodeError: it raised, its actor died, or ``data`` is not JSON.
         """
         session = client.http_client.session
-        async with (
-            self._doors.open(session, self._pool.config.gateway_host) as door,
-            self._pool.actor() as actor,
-        ):
-            order = {
-                **self._order,
-                "data": json_data(data, "ray"),
-                "base_url": door.base_url,
-                "api_key": door.api_key,
-                "context": context_fields(),
-            }
-            outcome = await self._outcome(actor, order)
-        if "returned" in outcome:
-            return outcome["returned"]
-        if outcome["owner"] == "reward":
-            raise RewardError(outcome["error"])
-        raise EpisodeError(
-            f"agent raised {outcome['error']}", boundary=outcome["owner"]
-        ) from ChildTraceback("\n" + outcome["traceback"])
+        async with self._doors.open(session, self._pool.config.gateway_host) as door:
+            order = Order.of(self._agent, data, door)
+            async with self._pool.actor() as actor:
+                outcome = await self._outcome(actor, order)
+        return returned(outcome)
 
-    async def _outcome(self, actor: Any, order: JsonObject) -> JsonObject:
+    async def _outcome(self, actor: Any, order: Order) -> JsonObject:
         try:
-            text = await actor.run.remote(json.dumps(order))
+            text = await actor.run.remote(json.dumps(order.encode()))
         except _ray().exceptions.RayError as error:
-            raise EpisodeError(f"the Ray actor of {self._name} died: {error}") from error
+            raise EpisodeError(f"the Ray actor of {self._agent.name} died: {error}") from error
         outcome: JsonObject = json.loads(text)
         return outcome
 

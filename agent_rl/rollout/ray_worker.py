@@ -11,8 +11,8 @@ import sys
 
 import httpx
 
-from agent_rl import workflow_context
 from agent_rl.rollout.child_main import ChildSession, outcome_of
+from agent_rl.rollout.order import Order, begin_taking_orders
 from agent_rl.types import JsonObject
 
 _TIMEOUT_S = 60.0
@@ -22,13 +22,14 @@ class EpisodeActor:
     """``path``: where the driver finds modules; an actor on its machine finds them there too."""
 
     def __init__(self, path: list[str]) -> None:
+        begin_taking_orders()
         sys.path[:] = [*sys.path, *(entry for entry in path if entry not in sys.path)]
 
     def run(self, text: str) -> str:
-        """The outcome, as child_main.py sends it."""
-        order: JsonObject = json.loads(text)
-        workflow_context.set(workflow_context.WorkflowContext(**order["context"]))
-        session = ChildSession(GatewayLink(order["base_url"], order["api_key"]))
+        """The outcome of the order."""
+        order = Order.decode(json.loads(text))
+        order.enter_context()
+        session = ChildSession(GatewayLink(order.base_url, order.api_key))
         return json.dumps(outcome_of(order, session))
 
 

@@ -185,16 +185,18 @@ def test_a_killed_parent_leaves_no_process(tmp_path) -> None:
         textwrap.dedent(
             """
             import asyncio, os, sys
+            import child_agents
+            from agent_rl.gateway.sessions import Door
             from agent_rl.rollout import child
+            from agent_rl.rollout.order import AgentSource, Order
 
             async def main():
-                order = {
-                    "module": "child_agents", "script": None, "name": "Hangs", "data": {"i": 0},
-                    "kwargs": {"folder": sys.argv[1]}, "base_url": "", "api_key": "",
-                    "context": {},
-                }
+                kwargs = {"folder": sys.argv[1]}
+                agent = AgentSource.of(child_agents.Hangs, kwargs, "Hangs", "subproc")
+                door = Door(session_id="s", base_url="http://127.0.0.1/v1", api_key="k")
+                order = Order.of(agent, {"i": 0}, door)
                 async with child.child_process(os.environ) as process:
-                    child.write(process, order)
+                    child.write(process, order.encode())
                     await process.wait()
 
             asyncio.run(main())
