@@ -19,6 +19,8 @@ from agent_rl.types import JsonObject
 
 T = TypeVar("T")
 
+_MAX_ECHO = 400  # characters of a refusal: what was sent is named, not sent back whole
+
 
 class Fields:
     def __init__(self, body: Mapping[str, Any], *, where: str = "") -> None:
@@ -81,17 +83,24 @@ class Fields:
                 raise self.refusal(name, "is not a parameter that this endpoint knows")
 
     def refusal(self, name: str, why: str) -> RequestError:
-        path = self.path(name)
-        return RequestError(f"{path} {why}", param=path)
+        path = self.path(name)[:_MAX_ECHO]
+        return RequestError(f"{path} {why}"[:_MAX_ECHO], param=path)
 
     def _typed(self, name: str, kind: type[T], word: str) -> T | None:
         value = self.raw(name)
         if kind is float and type(value) is int:
-            value = float(value)
+            value = self._as_float(name, value)
         # True is an int in Python, but not in JSON.
         if value is None or (isinstance(value, kind) and not isinstance(value, bool)):
             return value
-        raise self.refusal(name, f"must be {word}, not {value!r}"[:300])
+        raise self.refusal(name, f"must be {word}, not {value!r}")
+
+    def _as_float(self, name: str, value: int) -> float:
+        """JSON has integers of any size, floats end at 1.8e308."""
+        try:
+            return float(value)
+        except OverflowError:
+            raise self.refusal(name, "is too large for a number") from None
 
 
 def _range(low: float, high: float) -> str:

@@ -31,6 +31,7 @@ def test_unread_key_is_refused_by_name() -> None:
         ("number", "1", "must be a number"),
         ("number", True, "must be a number"),
         ("number", float("nan"), "is nan"),
+        ("number", 10**400, "is too large"),
         ("integer", 1.5, "must be an integer"),
         ("integer", True, "must be an integer"),
         ("boolean", 1, "must be true or false"),
@@ -65,3 +66,14 @@ def test_choice() -> None:
     assert Fields({"x": "a"}).choice("x", ("a", "b")) == "a"
     with pytest.raises(RequestError, match="x is 'c'; it must be one of a, b"):
         Fields({"x": "c"}).choice("x", ("a", "b"))
+
+
+def test_what_was_sent_is_not_sent_back_whole() -> None:
+    fields = Fields({"style": "x" * 1000, "y" * 1000: 1})
+    with pytest.raises(RequestError) as caught:
+        fields.choice("style", ("a", "b"))
+    assert len(str(caught.value)) == 400
+    fields.raw("style")
+    with pytest.raises(RequestError) as caught:
+        fields.finish()
+    assert (len(str(caught.value)), len(caught.value.param)) == (400, 400)
