@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from agent_rl.engine.server_api import Piece, TopLogprobs
+from agent_rl.errors import EngineError
 from agent_rl.types import ModelRequest, ModelResponse, StopReason, TokenDelta
 
 Emit = Callable[[TokenDelta], None]
@@ -44,7 +45,16 @@ class Completion:
         return (*self.request.input_ids, *self.token_ids)
 
     def extend(self, piece: Piece, version: int) -> None:
-        """Add what came; ``version`` is a belief until it is settled."""
+        """Add what came; ``version`` is a belief until it is settled.
+
+        Raises:
+            EngineError: more tokens than were asked for; none is cut off to make it fit.
+        """
+        if len(piece.token_ids) > self.num_left:
+            raise EngineError(
+                f"a server sent {len(piece.token_ids)} tokens where at most {self.num_left} were "
+                "asked for"
+            )
         if piece.token_ids and self.first_token_s is None:
             self.first_token_s = time.perf_counter()
         self.token_ids += piece.token_ids
