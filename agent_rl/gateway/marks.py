@@ -6,7 +6,9 @@ Headers win over fields of the body; the fields are taken out of it, because no 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from agent_rl.errors import RefusedError
 from agent_rl.gateway.listener import TurnType
@@ -34,7 +36,7 @@ def take_marks(head: Head, body: JsonObject) -> Marks:
         session_name=session_name(head, in_body["session_id"]),
         turn_type=_turn_type(head.header(b"x-turn-type") or in_body["turn_type"]),
         session_done=any(value.strip().lower() in _TRUE for value in done),
-        user_id=_user_id(body),
+        user_id=user_of(body),
     )
 
 
@@ -58,9 +60,10 @@ def _turn_type(value: object) -> TurnType | None:
     raise RefusedError(400, f"the turn type is {value!r}; use main or side", param="turn_type")
 
 
-def _user_id(body: JsonObject) -> str | None:
-    metadata = body.get("metadata")
-    found = body.get("user")
+def user_of(labels: Mapping[str, Any]) -> str | None:
+    """Whom a call is for, by its body or by what the record keeps of it."""
+    metadata = labels.get("metadata")
+    found = labels.get("user")
     if found is None and isinstance(metadata, dict):
         found = metadata.get("user_id")
     return found if isinstance(found, str) else None

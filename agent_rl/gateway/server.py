@@ -129,7 +129,7 @@ class Gateway:
             for live in self._sessions
             if live.origin != "attached"
             and session_id in (None, live.session_id)
-            and user_id in (None, live.user_id)
+            and (user_id in (None, live.user_id) or user_id in live.named_users)
         ]
         for live in found:
             self._sessions.end(live, "forgotten")

@@ -108,11 +108,14 @@ class CallServer:
             origin="passive",
             user_id=caller.user_id,
         )
+        user_id = once.user_id or marks.user_id
+        if user_id is not None:
+            once.named_users.add(user_id)
         return Call(
             live=once,
             turn_type=turn_type,
             session_done=live is None or marks.session_done,
-            user_id=once.user_id or marks.user_id,
+            user_id=user_id,
             arrived_at=arrived_at,
             sessions=None if live is None else self._sessions,
             log=self._log,

@@ -1,8 +1,9 @@
 """SessionLog: started and passive sessions on disk, so that a killed gateway goes on with them.
 
 What is noted while a write runs goes into the next one: one fsync serves all who wait. A turn is
-written against the interactions before it, so an entry is as long as what is new. Keys are on disk
-as digests only. Without a journal nothing is kept.
+written against the interactions before it, so an entry is as long as what is new, and what could
+not be written is written first the next time: a gap would make the turns after it unreadable. Keys
+are on disk as digests only. Without a journal nothing is kept.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import get_args
 
 from agent_rl.api.session import Session
 from agent_rl.errors import JournalError
+from agent_rl.gateway.marks import user_of
 from agent_rl.gateway.sessions import EndReason, LiveSession, Origin, Sessions
 from agent_rl.record.codec import decode_interaction, encode_interaction
 from agent_rl.record.interaction import InteractionWithTokenLogpReward
@@ -52,12 +54,12 @@ class SessionLog:
         self._note(live, partial(_start_entry, live))
 
     def turn(self, live: LiveSession, interaction: InteractionWithTokenLogpReward) -> None:
-        if live.end_reason == "forgotten":
-            return  # the call ran when its user was forgotten
-        self._note(live, partial(_turn_entry, live, interaction))
+        if live.is_held:  # else the call ran when its session ended or was forgotten
+            self._note(live, partial(_turn_entry, live, interaction))
 
     def rewarded(self, live: LiveSession, interaction_id: str) -> None:
-        self._note(live, partial(_reward_entry, live, interaction_id))
+        if live.is_held:
+            self._note(live, partial(_reward_entry, live, interaction_id))
 
     def ended(self, live: LiveSession) -> None:
         self._note(live, partial(_end_entry, live))
@@ -71,8 +73,11 @@ class SessionLog:
         if self._journal is None or live.origin == "attached":
             return
         self._waiting.append(entry)
+        self._write_soon(self._journal)
+
+    def _write_soon(self, journal: Journal) -> None:
         if self._next_write is None:
-            self._next_write = asyncio.create_task(self._write(self._journal))
+            self._next_write = asyncio.create_task(self._write(journal))
             self._writes.add(self._next_write)
             self._next_write.add_done_callback(self._writes.discard)
 
@@ -82,11 +87,13 @@ class SessionLog:
         Raises:
             JournalError: it cannot be written.
         """
-        if self._next_write is not None:
-            # A client that hangs up does not end the write that others wait for.
-            error = await asyncio.shield(self._next_write)
-            if error is not None:
-                raise error
+        if self._waiting and self._journal is not None:
+            self._write_soon(self._journal)
+        # The next write comes after the one that runs, and writes what that one could not.
+        write = self._next_write or next(iter(self._writes), None)
+        # A client that hangs up does not end the write that others wait for.
+        if write is not None and await asyncio.shield(write) is not None:
+            raise JournalError("the gateway's journal cannot be written; its log says why")
 
     async def forget_dropped(self) -> None:
         """Leave nothing in the file but the sessions that are held.
@@ -101,6 +108,8 @@ class SessionLog:
 
     async def close(self) -> None:
         """Write what waits."""
+        if self._waiting and self._journal is not None:
+            self._write_soon(self._journal)
         while self._writes:
             await asyncio.wait(list(self._writes))
         if self._journal is not None:
@@ -113,12 +122,19 @@ class SessionLog:
             entries, self._waiting = self._waiting, []
             try:
                 await asyncio.to_thread(_append, journal, entries)
-                if self._num_stale >= _MANY_STALE:
-                    await self._rewrite(journal)
             except JournalError as error:
                 logger.error("sessions are not on disk: %s", error)
+                self._waiting = [*entries, *self._waiting]
                 return error
+            if self._num_stale >= _MANY_STALE:
+                await self._shorten(journal)
         return None
+
+    async def _shorten(self, journal: Journal) -> None:
+        try:
+            await self._rewrite(journal)
+        except JournalError as error:
+            logger.warning("ended sessions stay in the journal for now: %s", error)
 
     async def _rewrite(self, journal: Journal) -> None:
         self._num_stale = 0
@@ -188,6 +204,9 @@ def _replay_turn(live: LiveSession, entry: JsonObject) -> None:
     interaction = decode_interaction(entry["interaction"], cache)
     if interaction.interaction_id not in cache:
         cache.append(interaction)
+    user_id = live.user_id or user_of(interaction.metadata or {})
+    if user_id is not None:
+        live.named_users.add(user_id)
 
 
 def _replay_reward(live: LiveSession, entry: JsonObject) -> None:

@@ -48,7 +48,11 @@ class Usage:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LiveSession:
-    """``attempt`` is None where the caller of ``start`` counts none."""
+    """``attempt`` is None where the caller of ``start`` counts none.
+
+    ``user_id`` owns the session, ``named_users`` are all whom its calls were for. ``is_held`` is
+    false once it is dropped, though calls may still run in it.
+    """
 
     session_id: str
     session: Session
@@ -57,6 +61,8 @@ class LiveSession:
     task_id: str | None = None
     attempt: int | None = None
     key: bytes | None = None
+    named_users: set[str] = field(default_factory=set)
+    is_held: bool = True
     usage: Usage = field(default_factory=Usage)
     end_reason: EndReason | None = None
     is_discounted: bool = False
@@ -225,8 +231,14 @@ class Sessions:
             self.drop(live)  # nobody exports it from here
 
     def drop(self, live: LiveSession) -> None:
-        """Forget a session that has ended, or an attached one; its key counts as an ended one's."""
-        self._by_id.pop(live.session_id, None)
+        """Forget a session that has ended, or an attached one; its key counts as an ended one's.
+
+        Twice is once.
+        """
+        if not live.is_held:
+            return
+        live.is_held = False
+        del self._by_id[live.session_id]
         if live.task_id is not None and self._by_task.get(live.task_id) is live:
             del self._by_task[live.task_id]
         if live.key is not None and self._by_key.get(live.key) is live:
