@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from agent_rl.stats import tracker as stats_tracker
-
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCKS = [
@@ -25,10 +23,8 @@ BLOCKS = [
 @pytest.mark.parametrize("code", BLOCKS)
 def test_block_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    stats_tracker.export_all()  # what other tests of this process recorded
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(code, "block", "exec"), names)
-    stats_tracker.export_all()
 
 
 def test_links_lead_somewhere() -> None:

@@ -8,15 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.stats import tracker as stats_tracker
-
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 def run(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     monkeypatch.setattr(sys, "argv", [name, *arguments])
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
-    stats_tracker.export_all()
 
 
 def test_quickstart(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

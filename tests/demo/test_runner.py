@@ -10,7 +10,6 @@ import pytest
 from agent_rl.demo.runner import run_demo
 from agent_rl.errors import ConfigError
 from agent_rl.record import read_dump
-from agent_rl.stats import tracker as stats_tracker
 from agent_rl.stats.jsonl import read_metrics
 
 
@@ -37,7 +36,6 @@ def test_the_demo_writes_what_it_promises(
             "gconfig.max_new_tokens=3",
         ],
     )
-    stats_tracker.export_all()
     printed = capsys.readouterr().out
     assert "step  2/2  reward 0.00" in printed
     assert printed.count("held-out task 1") == 2, "one conversation before, one after"

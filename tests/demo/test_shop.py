@@ -6,9 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
-from agent_rl import ArealOpenAI, ScriptedEngine, small_model
+from agent_rl import ArealOpenAI, ScriptedEngine
 from agent_rl.demo.shop import (
     EXAMPLES,
     ITEMS,
@@ -25,11 +24,6 @@ SHOP = {"hat": {"get_price": 52, "get_stock": 31}, "tea": {"get_price": 20, "get
 TASK = {"question": "How many pieces of hat are left?", "shop": SHOP, "tool": "get_stock"}
 TASK["item"] = "hat"
 RIGHT_CALL = ("get_stock", {"item": "hat"})
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(small_model())
 
 
 def call_text(name: str, arguments: dict[str, Any]) -> str:

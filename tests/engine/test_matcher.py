@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer
 
 from agent_rl.engine.base import WeightUpdate
 from agent_rl.engine.local import LocalEngine
@@ -41,11 +40,6 @@ def guided(tiny_model_dir: Path) -> Iterator[LocalEngine]:
     engine = LocalEngine(tiny_model_dir, max_batch_size=8, max_seq_len=300)
     yield engine
     asyncio.run(engine.close())
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model_dir: Path) -> Any:
-    return AutoTokenizer.from_pretrained(tiny_model_dir)
 
 
 @pytest.fixture(scope="module")

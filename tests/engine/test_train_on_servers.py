@@ -17,7 +17,6 @@ from vllm_server import vllm_app
 from agent_rl import PPOTrainer, load_config
 from agent_rl.config import EngineConfig
 from agent_rl.loop_thread import LoopThread
-from agent_rl.stats import tracker as stats_tracker
 from agent_rl.train.trainer import StepReport
 
 SERVER = Path(__file__).parent / "sglang_server.py"
@@ -33,12 +32,6 @@ class LetterAgent:
         return float(sum(map(ord, completion.choices[0].message.content)) % 7)
 
 
-@pytest.fixture(autouse=True)
-def fresh_metrics() -> Iterator[None]:
-    yield
-    stats_tracker.export_all()
-
-
 @contextmanager
 def serving(kind: str, folder: Path) -> Iterator[LiveServer]:
     """A server on an event loop of its own thread: the trainer blocks this one."""
@@ -50,37 +43,20 @@ def serving(kind: str, folder: Path) -> Iterator[LiveServer]:
 
     with closing(LoopThread("server")) as thread:
         server = thread.call(start())
-        yield server
-        thread.call(server.close())
-
-
-def overrides(folder: Path, tmp_path: Path) -> list[str]:
-    return [
-        f"tokenizer_path={folder}",
-        f"fileroot={tmp_path}",
-        "experiment_name=exp",
-        "trial_name=one",
-        "total_train_steps=2",
-        "rollout.consumer_batch_size=2",
-        "rollout.group_size=2",
-        "gconfig.max_new_tokens=4",
-        "actor.device=cpu",
-        "stats_logger.console=false",
-    ]
+        try:
+            yield server
+        finally:
+            thread.call(server.close())
 
 
 @pytest.mark.parametrize("kind", ["sglang", "vllm"])
-def test_two_steps_with_a_server(kind: str, tiny_model_dir: Path, tmp_path: Path) -> None:
+def test_two_steps_with_a_server(
+    kind: str, tiny_run: list[str], tiny_model_dir: Path, tmp_path: Path
+) -> None:
     reports: list[StepReport] = []
     with serving(kind, tiny_model_dir) as server:
-        config = load_config(
-            None,
-            [
-                *overrides(tiny_model_dir, tmp_path),
-                f"engine.backend={kind}",
-                f"engine.addresses=[{server.address}]",
-            ],
-        )
+        servers = [f"engine.backend={kind}", f"engine.addresses=[{server.address}]"]
+        config = load_config(None, [*tiny_run, *servers])
         with PPOTrainer(config, ROWS) as trainer:
             first = trainer.actor.model.get_input_embeddings().weight.clone()
             trainer.train(LetterAgent, on_step=reports.append)
@@ -100,14 +76,14 @@ def test_two_steps_with_a_server(kind: str, tiny_model_dir: Path, tmp_path: Path
 
 @pytest.mark.slow
 def test_weights_are_broadcast_to_a_server_that_the_run_starts(
-    tiny_model_dir: Path, tmp_path: Path
+    tiny_run: list[str], tmp_path: Path
 ) -> None:
     """Over gloo, into another process; the server is gone afterwards."""
     launch = f"{{gpus_per_server: 0, command: [{sys.executable}, {SERVER}]}}"
     config = load_config(
         None,
         [
-            *overrides(tiny_model_dir, tmp_path),
+            *tiny_run,
             "engine.backend=sglang",
             f"engine.launch={launch}",
             "engine.update=distributed",

@@ -1,4 +1,4 @@
-"""A tokenizer for the folder, gateways on free ports, and plain HTTP clients of them."""
+"""Gateways on free ports, and plain HTTP clients of them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,13 @@ from typing import Any
 
 import httpx
 import pytest
-from transformers import AutoTokenizer
 
-from agent_rl import ScriptedEngine, small_model
+from agent_rl import ScriptedEngine
 from agent_rl.config import GatewayConfig
 from agent_rl.gateway.listener import TurnListener
 from agent_rl.gateway.server import Gateway
 
 StartGateway = Callable[..., Awaitable[Gateway]]
-
-
-@pytest.fixture(scope="session")
-def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(small_model())
 
 
 @pytest.fixture

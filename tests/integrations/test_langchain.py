@@ -17,15 +17,9 @@ from scenario import (
     check_individual,
 )
 from shop import INSTRUCTIONS, MAX_TURNS, questions, reward
-from transformers import AutoTokenizer
 
-from agent_rl import ArealOpenAI, small_model
+from agent_rl import ArealOpenAI
 from agent_rl.integrations.langchain import ChatArealOpenAI, wrap
-
-
-@pytest.fixture(scope="session")
-def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(small_model())
 
 
 def make_client(tokenizer: Any, *replies: str, **settings: Any) -> ArealOpenAI:

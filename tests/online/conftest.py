@@ -1,11 +1,10 @@
-"""A tokenizer, and turns as a gateway would report them, without a gateway."""
+"""Turns as a gateway would report them, without a gateway."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,13 +18,6 @@ from agent_rl.types import JsonObject, ModelResponse
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-@pytest.fixture(scope="session")
-def tokenizer(tiny_model_dir: Path) -> PreTrainedTokenizerBase:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(tiny_model_dir)
 
 
 @dataclass(slots=True)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl import stats_tracker
 from agent_rl.client.areal_openai import ArealOpenAI
 from agent_rl.config import JudgeConfig
 from agent_rl.engine.scripted import ScriptedEngine
@@ -73,7 +72,6 @@ def test_the_majority_decides_and_a_tie_is_zero(votes: list[int | None], score: 
 
 
 async def test_a_verdict_has_the_votes_and_the_first_text_that_agrees(judge_of) -> None:
-    stats_tracker.export_all()
     judge, model, engine = judge_of(
         r"bad \boxed{-1}", r"fine \boxed{1}", r"wrong day \boxed{-1}", max_concurrent=1
     )

@@ -409,7 +409,6 @@ async def test_gate_refuses_new_requests_and_lets_running_ones_finish(
 async def test_a_trainer_that_falls_behind_holds_up_judges_and_no_user(
     judge: ScriptedJudge, talk: Callable, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stats_tracker.export_all()
     learner = OnlineLearner(OnlineConfig(queue_size=2), judge=judge)
     users = [talk(learner, f"s{n}") for n in range(6)]
     for user in users:
@@ -496,7 +495,6 @@ async def test_hints_and_teacher_make_distilled_rows(talk: Callable) -> None:
 
 
 async def test_metrics_of_turns_votes_and_scores(learner: OnlineLearner, talk: Callable) -> None:
-    stats_tracker.export_all()
     user = talk(learner)
     for text in ("hi", "good", "so"):
         user.say(text, "one two", is_done=text == "so")

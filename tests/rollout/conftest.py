@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ import torch
 
 from agent_rl.engine.scripted import ScriptedEngine
 from agent_rl.record.interaction import InteractionWithTokenLogpReward
+from agent_rl.rollout.executor import RolloutEngine
 from agent_rl.rollout.lane import Submission
 from agent_rl.rollout.workflow import RolloutWorkflow
-from agent_rl.stats import tracker as stats_tracker
 from agent_rl.types import ModelResponse
 
 
@@ -99,8 +100,8 @@ def engine() -> ScriptedEngine:
     return ScriptedEngine([[7]], repeat=True)
 
 
-@pytest.fixture(autouse=True)
-def fresh_stats() -> Iterator[None]:
-    for name in ("rollout", "eval-rollout"):
-        stats_tracker.get(name).export()
-    yield
+@pytest.fixture
+def open_rollout() -> Iterator[Callable[..., RolloutEngine]]:
+    """``RolloutEngine(...)``, closed at the end of the test."""
+    with ExitStack() as opened:
+        yield lambda *args, **keys: opened.enter_context(RolloutEngine(*args, **keys))

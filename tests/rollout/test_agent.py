@@ -13,9 +13,7 @@ import numpy as np
 import openai
 import pytest
 import torch
-from transformers import AutoTokenizer
 
-from agent_rl import small_model
 from agent_rl.client.areal_openai import ArealOpenAI
 from agent_rl.config import AgentConfig, RolloutConfig
 from agent_rl.engine.base import WeightUpdate
@@ -30,11 +28,6 @@ from agent_rl.errors import (
 from agent_rl.rollout.agent import AgentSettings, AgentWorkflow
 from agent_rl.rollout.executor import RolloutEngine
 from agent_rl.types import GenerationConfig
-
-
-@pytest.fixture(scope="session")
-def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(small_model())
 
 
 @pytest.fixture

@@ -8,9 +8,7 @@ from typing import Any
 import openai
 import pytest
 import torch
-from transformers import AutoTokenizer
 
-from agent_rl import small_model
 from agent_rl.client.areal_openai import ArealOpenAI
 from agent_rl.config import AgentConfig, BudgetConfig, RolloutConfig
 from agent_rl.engine.scripted import ScriptedEngine
@@ -20,11 +18,6 @@ from agent_rl.rollout.budget import BudgetedEngine
 from agent_rl.rollout.executor import RolloutEngine
 from agent_rl.rollout.workflow import RolloutWorkflow
 from agent_rl.types import GenerationConfig, ModelRequest, RolloutGroup
-
-
-@pytest.fixture(scope="session")
-def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(small_model())
 
 
 def request(number: int, **gconfig: Any) -> ModelRequest:
@@ -99,9 +92,7 @@ class Talks:
 
 
 @pytest.fixture
-def make(tokenizer, tmp_path: Path):
-    opened = []
-
+def make(open_rollout, tokenizer, tmp_path: Path):
     def build(budget: dict[str, Any], replies: Any = ("one",), **keys: Any) -> RolloutEngine:
         config = RolloutConfig(
             budget=BudgetConfig(**budget),
@@ -111,13 +102,9 @@ def make(tokenizer, tmp_path: Path):
             **keys,
         )
         engine = ScriptedEngine(replies, tokenizer=tokenizer, repeat=True)
-        rollout = RolloutEngine(engine, config, tokenizer=tokenizer)
-        opened.append(rollout)
-        return rollout
+        return open_rollout(engine, config, tokenizer=tokenizer)
 
-    yield build
-    for rollout in opened:
-        rollout.close()
+    return build
 
 
 def rewards(group: Any) -> list[float]:

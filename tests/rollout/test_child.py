@@ -9,40 +9,27 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import child_agents
 import pytest
-from transformers import AutoTokenizer
 
-from agent_rl import small_model
 from agent_rl.config import AgentConfig, RolloutConfig
 from agent_rl.engine.scripted import ScriptedEngine
 from agent_rl.errors import EpisodeError, RewardError, WorkflowResolutionError
 from agent_rl.rollout.executor import RolloutEngine
 
 
-@pytest.fixture(scope="session")
-def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(small_model())
-
-
 @pytest.fixture
-def make(tokenizer) -> Iterator[Callable[..., RolloutEngine]]:
-    opened = []
-
+def make(open_rollout, tokenizer) -> Callable[..., RolloutEngine]:
     def build(max_workers: int = 2, **keys: Any) -> RolloutEngine:
         engine = ScriptedEngine(["four", "five"], tokenizer=tokenizer, repeat=True)
         agent = AgentConfig(mode="subproc", subproc_max_workers=max_workers, turn_discount=0.0)
-        rollout = RolloutEngine(engine, RolloutConfig(agent=agent, **keys), tokenizer=tokenizer)
-        opened.append(rollout)
-        return rollout
+        return open_rollout(engine, RolloutConfig(agent=agent, **keys), tokenizer=tokenizer)
 
-    yield build
-    for rollout in opened:
-        rollout.close()
+    return build
 
 
 def is_alive(pid: int) -> bool:

@@ -43,20 +43,14 @@ def data(count: int) -> list[dict[str, int]]:
 
 
 @pytest.fixture
-def make(engine):
+def make(open_rollout, engine):
     """RolloutEngine with these keys of ``rollout``; closed at the end."""
-    opened = []
 
     def build(engine=engine, *, min_usable_group_size=1, **keys) -> RolloutEngine:
-        rollout = RolloutEngine(
-            engine, RolloutConfig(**keys), min_usable_group_size=min_usable_group_size
-        )
-        opened.append(rollout)
-        return rollout
+        config = RolloutConfig(**keys)
+        return open_rollout(engine, config, min_usable_group_size=min_usable_group_size)
 
-    yield build
-    for rollout in opened:
-        rollout.close()
+    return build
 
 
 def test_submit_and_wait(make, rows) -> None:

@@ -7,17 +7,11 @@ from typing import Any
 
 import openai
 import pytest
-from transformers import AutoTokenizer
 
-from agent_rl import RolloutEngine, ScriptedEngine, small_model
+from agent_rl import RolloutEngine, ScriptedEngine
 from agent_rl.client.areal_openai import ArealOpenAI
 
 ASK: Any = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-
-
-@pytest.fixture(scope="session")
-def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(small_model())
 
 
 async def test_a_session_that_has_ended(tokenizer: Any) -> None:

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 import ray_agents
 import torch
-from transformers import AutoTokenizer
 
-from agent_rl import small_model
 from agent_rl.config import AgentConfig, RayConfig, RolloutConfig
 from agent_rl.engine.local import LocalEngine
 from agent_rl.engine.scripted import ScriptedEngine
@@ -35,25 +33,16 @@ def with_ray(test: Callable[..., None]) -> Callable[..., None]:
     return test
 
 
-@pytest.fixture(scope="session")
-def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(small_model())
-
-
 @pytest.fixture
-def make(tokenizer: Any) -> Iterator[Callable[..., RolloutEngine]]:
-    opened = []
-
+def make(
+    open_rollout: Callable[..., RolloutEngine], tokenizer: Any
+) -> Callable[..., RolloutEngine]:
     def build(mode: str = "ray", engine: Any = None, **keys: Any) -> RolloutEngine:
         engine = engine or ScriptedEngine(["four", "five"], tokenizer=tokenizer, repeat=True)
         agent = AgentConfig(mode=mode, ray=RayConfig(num_actors=2), turn_discount=0.0)
-        rollout = RolloutEngine(engine, RolloutConfig(agent=agent, **keys), tokenizer=tokenizer)
-        opened.append(rollout)
-        return rollout
+        return open_rollout(engine, RolloutConfig(agent=agent, **keys), tokenizer=tokenizer)
 
-    yield build
-    for rollout in opened:
-        rollout.close()
+    return build
 
 
 @pytest.fixture

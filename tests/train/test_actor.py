@@ -141,7 +141,6 @@ def test_one_step_needs_no_pass_for_the_proximal_logprobs() -> None:
     actor = Actor(model, ActorConfig(recompute_logprob=True), total_steps=1, temperature=0.7)
     calls = []
     handle = model.model.register_forward_hook(lambda *_: calls.append(1))
-    stats_tracker.export_all()
     actor.update(Batch.from_trajectories(groups()))
     handle.remove()
     assert len(calls) == 1
@@ -161,7 +160,6 @@ def test_behaviour_of_the_same_weights_gives_ratio_one() -> None:
             logits = model(input_ids=ids.long()).logits[:, :-1] / 0.7
         taken = logits.log_softmax(-1).gather(2, ids[:, 1:, None].long())[..., 0]
         rows["logprobs"] = torch.nn.functional.pad(taken, (1, 0)).float() * mask
-    stats_tracker.export_all()
     actor.update(Batch.from_trajectories(trajectories))
     stats = stats_tracker.export_all()
     for key in ("min", "avg", "max"):

@@ -61,7 +61,6 @@ def test_values_learn_returns() -> None:
     batch = Batch.from_trajectories([rows])
     returns = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
     critic = Critic(tiny_model(), FAST, total_steps=60)
-    stats_tracker.export_all()
     explained = []
     for _ in range(60):
         critic.update(batch, critic.values(batch), returns)
@@ -113,7 +112,6 @@ def test_an_actor_and_its_critic_learn_together(trunk: str) -> None:
     config = ActorConfig.model_validate({"reward_norm": None, "optimizer": {"lr": 0.02}})
     actor, _ = with_critic(config, critic_config)
     key = "ppo_critic/value_loss" if trunk == "separate" else "ppo_actor/update/loss/value"
-    stats_tracker.export_all()
     losses = []
     for _ in range(8):
         actor.update(Batch.from_trajectories(groups()))

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from tiny_batches import tiny_model
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from agent_rl.errors import ConfigError
 from agent_rl.train import forward
@@ -15,16 +16,7 @@ from agent_rl.types import TensorDict
 
 
 def llama() -> Any:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=40,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    )
-    return LlamaForCausalLM(config).eval()
+    return tiny_model(torch.float32).eval()
 
 
 def gpt2() -> Any:

@@ -17,7 +17,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from agent_rl import PPOTrainer, load_config, stats_tracker
+from agent_rl import PPOTrainer, load_config
 from agent_rl.train.trainer import StepReport
 
 pytestmark = pytest.mark.slow
@@ -125,6 +125,5 @@ def test_it_learns(word_model: Path, tmp_path: Path, name: str) -> None:
     rows = [{"question": f"good{n % 8} bad{n // 8}"} for n in range(64)]
     with PPOTrainer(config, rows) as trainer:
         trainer.train(Talker, on_step=on_step)
-    stats_tracker.export_all()
     assert rewards[0] < 0.65
     assert sum(rewards[-3:]) / 3 > GOALS.get(name, 0.75), rewards

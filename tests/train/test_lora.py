@@ -121,7 +121,6 @@ def test_the_reference_is_the_model_without_adapters() -> None:
     actor = Actor(model, config, total_steps=4, temperature=1.0, reference=reference)
     batch = Batch.from_trajectories(groups())
     before = reference.logprobs(batch)
-    stats_tracker.export_all()
     actor.update(batch)
     assert stats_tracker.export_all()["ppo_actor/update/loss/reference_kl"] == pytest.approx(0.0)
     actor.update(batch)
@@ -136,27 +135,15 @@ class Greeter:
         return 1.0 / completion.usage.completion_tokens
 
 
-def test_a_run_with_adapters(tiny_model_dir: Path, tmp_path: Path) -> None:
+def test_a_run_with_adapters(tiny_run: list[str]) -> None:
     """The engine samples with the adapters; what is saved is a whole model with them added in."""
-    overrides = [
-        f"tokenizer_path={tiny_model_dir}",
-        f"fileroot={tmp_path}",
-        "total_train_steps=2",
-        "rollout.consumer_batch_size=2",
-        "rollout.group_size=2",
-        "gconfig.max_new_tokens=4",
-        "actor.device=cpu",
-        "actor.lora={rank: 4}",
-        "actor.kl_loss_coef=0.01",
-        "stats_logger.console=false",
-    ]
-    config = load_config(None, overrides)
+    adapters = ["actor.lora={rank: 4}", "actor.kl_loss_coef=0.01"]
+    config = load_config(None, [*tiny_run, *adapters])
     rows = [{"question": f"say {index}"} for index in range(4)]
     with PPOTrainer(config, rows) as trainer:
         trainer.train(Greeter)
         model = trainer.actor.model
         assert isinstance(trainer.engine, LocalEngine)
         folder = trainer.save("out")
-    stats_tracker.export_all()
     merged = load_model(folder, device=torch.device("cpu"), dtype=torch.float32)
     torch.testing.assert_close(logits(merged), logits(model), atol=1e-5, rtol=0.0)

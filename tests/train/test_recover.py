@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ import torch
 from agent_rl import PPOConfig, PPOTrainer, load_config
 from agent_rl.engine.scripted import ScriptedEngine
 from agent_rl.errors import CheckpointError
-from agent_rl.stats import tracker as stats_tracker
 from agent_rl.stats.jsonl import read_metrics
 from agent_rl.train.trainer import StepReport
 
@@ -57,10 +56,8 @@ class Crash(Exception):
 
 
 @pytest.fixture(autouse=True)
-def fresh_metrics() -> Iterator[None]:
+def no_questions() -> None:
     QUESTIONS.clear()
-    yield
-    stats_tracker.export_all()
 
 
 def config_of(model: Path, root: Path, *overrides: str) -> PPOConfig:

@@ -41,7 +41,6 @@ def test_kl_in_the_loss_pulls_back_to_the_reference() -> None:
     reference = Reference(tiny_model(seed=7), RefConfig(), temperature=1.0)
     actor = Actor(tiny_model(), config, total_steps=20, temperature=1.0, reference=reference)
     distances = []
-    stats_tracker.export_all()
     for _ in range(20):
         actor.update(Batch.from_trajectories(groups()))
         distances.append(stats_tracker.export_all()["ppo_actor/update/loss/reference_kl"])

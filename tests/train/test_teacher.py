@@ -60,7 +60,6 @@ def test_rows_of_either_kind_stand_in_one_batch() -> None:
 def test_without_a_weight_the_teacher_is_not_there() -> None:
     """A row without a reward has no trained token then: it must not thin out the others."""
     config = ActorConfig(reward_norm=None)
-    stats_tracker.export_all()
     assert advantages(config, rows(1.0, [NAN, -1.0, -1.0]), rows(NAN, [NAN, -1.0, -1.0])) == (
         pytest.approx([0.0, 1.0, 1.0, 0.0, 0.0, 0.0])
     )

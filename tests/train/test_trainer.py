@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ import pytest
 
 from agent_rl import PPOConfig, PPOTrainer, load_config
 from agent_rl.errors import CheckpointError, CollectorError, ConfigError, ModelLoadError
-from agent_rl.stats import tracker as stats_tracker
 from agent_rl.train.setup import min_usable_group_size
 from agent_rl.train.trainer import StepReport
 
@@ -36,29 +34,9 @@ class Silent:
         await client.chat.completions.create(model="m", messages=messages)
 
 
-@pytest.fixture(autouse=True)
-def fresh_metrics() -> Iterator[None]:
-    yield
-    stats_tracker.export_all()
-
-
 @pytest.fixture
-def config(tiny_model_dir: Path, tmp_path: Path) -> PPOConfig:
-    return load_config(
-        None,
-        [
-            f"tokenizer_path={tiny_model_dir}",
-            f"fileroot={tmp_path}",
-            "experiment_name=exp",
-            "trial_name=one",
-            "total_train_steps=2",
-            "rollout.consumer_batch_size=2",
-            "rollout.group_size=2",
-            "gconfig.max_new_tokens=4",
-            "actor.device=cpu",
-            "stats_logger.console=false",
-        ],
-    )
+def config(tiny_run: list[str]) -> PPOConfig:
+    return load_config(None, tiny_run)
 
 
 def changed(config: PPOConfig, *overrides: str) -> PPOConfig:
