@@ -109,7 +109,14 @@ class ServerError(EngineError):
 
 
 class ServerBusyError(ServerError):
-    """One inference server takes no more requests now (HTTP 429 or 503)."""
+    """One inference server takes no more requests now (HTTP 429 or 503).
+
+    ``retry_after_s``: for how long, if it says so.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class TokenError(AgentRLError, ValueError):

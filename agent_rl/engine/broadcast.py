@@ -19,16 +19,14 @@ from torch.distributed import distributed_c10d as c10d
 
 from agent_rl.engine.base import NamedTensor, WeightUpdate
 from agent_rl.engine.http import ServerConnection
-from agent_rl.engine.server import Server
-from agent_rl.engine.server_api import BroadcastApi, GroupMember, TensorSpec
+from agent_rl.engine.server import Failures, Server
+from agent_rl.engine.server_api import GroupMember, ServerApi, TensorSpec
 from agent_rl.errors import AgentRLError
 
 _BUCKET_BYTES = 512 << 20
 # Rank 0 has given up: how long the servers may take to notice.
 _GRACE_S = 30.0
 _BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
-
-Outcome = dict[Server, str]
 
 
 class Broadcaster:
@@ -41,7 +39,7 @@ class Broadcaster:
 
     def __init__(
         self,
-        api: BroadcastApi,
+        api: ServerApi,
         *,
         address: str = "127.0.0.1",
         timeout_s: float = 600.0,
@@ -57,7 +55,7 @@ class Broadcaster:
 
     async def send(
         self, servers: Sequence[Server], update: WeightUpdate, *, keeps_cache: bool
-    ) -> Outcome:
+    ) -> Failures:
         """Servers that failed, and why; with any, the others have only a part of the weights."""
         assert update.tensors is not None, "checked before"
         buckets = in_buckets(update.tensors(), self._bucket_bytes)
@@ -87,12 +85,12 @@ class Broadcaster:
 
     async def _on_all(
         self, call: Callable[[ServerConnection], Coroutine[Any, Any, None]]
-    ) -> Outcome:
+    ) -> Failures:
         calls = [call(server.connection) for server in self._members]
         _, failures = await self._together(_nothing(), calls)
         return failures
 
-    async def _gather(self, servers: Sequence[Server]) -> Outcome:
+    async def _gather(self, servers: Sequence[Server]) -> Failures:
         """One group of this process and all workers of these servers."""
         if self._group is not None and self._members == tuple(servers):
             return {}
@@ -135,7 +133,7 @@ class Broadcaster:
 
     async def _send_bucket(
         self, bucket: list[NamedTensor], label: str | None, keeps_cache: bool
-    ) -> Outcome:
+    ) -> Failures:
         group = self._group
         assert group is not None, "made before the first bucket"
         specs = [
@@ -152,7 +150,7 @@ class Broadcaster:
 
     async def _together(
         self, ours: Coroutine[Any, Any, Any], calls: Sequence[Coroutine[Any, Any, None]]
-    ) -> tuple[Any, Outcome]:
+    ) -> tuple[Any, Failures]:
         """Our part and the servers' parts at once. When one fails, the others wait in vain."""
         local = asyncio.ensure_future(ours)
         remote = [asyncio.ensure_future(call) for call in calls]

@@ -138,7 +138,7 @@ class ServerConnection:
         if status == 401:
             raise EngineError(f"{message}; check engine.api_key")
         if status in (429, 503):
-            raise ServerBusyError(message)
+            raise ServerBusyError(message, retry_after_s=_retry_after_s(answer))
         raise RequestError(message) if status < 500 else ServerError(message)
 
     def _failed(self, method: str, path: str, why: str) -> ServerError:
@@ -151,6 +151,12 @@ class _NoAnswerError(ServerError):
 
 def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _retry_after_s(answer: httpx.Response) -> float:
+    """The header in its form of seconds; 0 without it, or with a date."""
+    value = answer.headers.get("retry-after", "")
+    return float(value) if value.isdecimal() else 0.0
 
 
 def _message(answer: httpx.Response) -> str:

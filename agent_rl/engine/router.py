@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import count
 from typing import Literal, TypeAlias
 
-from agent_rl.engine.server import Server
+from agent_rl.engine.server import Server, reasons_down
 from agent_rl.errors import EngineError
 
 Routing: TypeAlias = Literal["round_robin", "least_loaded", "prefix"]
@@ -57,8 +57,13 @@ class Router:
     def up(self) -> list[Server]:
         return [server for server in self.servers if server.is_up]
 
-    async def pick(self, input_ids: Sequence[int], gives_up: Callable[[], bool]) -> Server | None:
-        """A server with room; None once ``gives_up``.
+    async def pick(
+        self,
+        input_ids: Sequence[int],
+        gives_up: Callable[[], bool],
+        avoid: Collection[Server] = (),
+    ) -> Server | None:
+        """A server with room, if possible none of ``avoid``; None once ``gives_up``.
 
         Raises:
             EngineError: no server was up for ``unavailable_timeout_s``.
@@ -67,7 +72,7 @@ class Router:
             while not gives_up():
                 if self._is_closed:
                     raise EngineError("the engine is closed")
-                server = None if self.is_paused else self._choose(input_ids)
+                server = None if self.is_paused else self._choose(input_ids, avoid)
                 if server is not None:
                     return server
                 await self._wait()
@@ -106,11 +111,13 @@ class Router:
         except TimeoutError:
             self._changed.notify(1)
             if not self.up and not self.is_paused:
-                reasons = "; ".join(f"{s.address}: {s.why_down}" for s in self.servers)
-                raise EngineError(f"no inference server is up: {reasons}") from None
+                raise EngineError(
+                    f"no inference server is up: {reasons_down(self.servers)}"
+                ) from None
 
-    def _choose(self, input_ids: Sequence[int]) -> Server | None:
-        free = [server for server in self.up if server.in_flight < self._max_in_flight]
+    def _choose(self, input_ids: Sequence[int], avoid: Collection[Server]) -> Server | None:
+        wanted = [server for server in self.up if server not in avoid] or self.up
+        free = [server for server in wanted if server.in_flight < self._max_in_flight]
         if not free:
             return None
         if self._routing == "round_robin":

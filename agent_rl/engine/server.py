@@ -1,21 +1,25 @@
 """Server: one inference server as the engine sees it: its weights, its load, whether it is up.
 
 Invariant: requests go only to a server that is up and holds the version it is believed to hold.
-When it goes down, everything in flight on it fails with ServerError at once.
+When it goes down, everything in flight on it fails with ServerError at once. ``on_all`` is a
+control call of many servers.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from agent_rl.engine.http import ServerConnection
 from agent_rl.engine.server_api import Span
-from agent_rl.errors import ServerError
+from agent_rl.errors import AgentRLError, ServerError
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 _MAX_LABELS = 100
 
@@ -24,13 +28,15 @@ class Server:
     """To be used on one event loop. It is down until ``mark_up``.
 
     ``is_torn``: an update began and has not ended well, so nobody knows its weights.
-    ``first_folder``: of the weights it had at first, as long as the fleet has published no others.
+    ``is_changing``: it is being given weights now, by one who expects nobody else to do so.
+    ``first_folder``: of the weights it had at first, while all servers had those.
     """
 
     def __init__(self, connection: ServerConnection) -> None:
         self.connection = connection
         self.version = -1
         self.is_torn = False
+        self.is_changing = False
         self.first_folder: Path | None = None
         self.in_flight = 0
         self.why_down: str | None = "not contacted yet"
@@ -49,6 +55,11 @@ class Server:
         self.why_down = None
 
     def mark_down(self, why: str) -> None:
+        if self.is_up:
+            logger.warning("%s is out: %s", self.address, why)
+        self.end_calls(why)
+
+    def end_calls(self, why: str) -> None:
         self.why_down = why
         for call in self._calls:
             call.cancel()
@@ -60,6 +71,14 @@ class Server:
         self._versions[label] = version
         if len(self._versions) > _MAX_LABELS:
             del self._versions[next(iter(self._versions))]
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        self.is_changing = True
+        try:
+            yield
+        finally:
+            self.is_changing = False
 
     def versions(self, spans: tuple[Span, ...], num_tokens: int) -> tuple[int, ...]:
         """The version of each token: [0, 2) of "3" and [2, 5) of "4" -> (3, 3, 4, 4, 4).
@@ -95,3 +114,31 @@ class Server:
             self.in_flight -= 1
             self._calls.discard(call)
             call.cancel()
+
+
+Failures: TypeAlias = dict[Server, str]
+
+
+async def on_all(
+    servers: Iterable[Server], call: Callable[[Server], Awaitable[None]], *, timeout_s: float
+) -> Failures:
+    """Make the call for all of them at once; those for which it failed, and why."""
+    failures: Failures = {}
+
+    async def try_on(server: Server) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await call(server)
+        except (AgentRLError, TimeoutError) as error:
+            failures[server] = reason(error)
+
+    await asyncio.gather(*map(try_on, servers))
+    return failures
+
+
+def reason(error: Exception) -> str:
+    return str(error) or "no answer in time"
+
+
+def reasons_down(servers: Iterable[Server]) -> str:
+    return "; ".join(f"{server.address}: {server.why_down}" for server in servers)

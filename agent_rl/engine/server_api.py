@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias
 
 from agent_rl.engine.http import ServerConnection
 from agent_rl.types import GenerationConfig
@@ -141,10 +141,11 @@ class ServerApi(Protocol):
 
     async def unload_adapter(self, server: ServerConnection, name: str) -> None: ...
 
+    async def drop_update(self, server: ServerConnection) -> None:
+        """Close an update that was broken off, if there is one: its weights are then anything, and
+        it can take new ones."""
 
-@runtime_checkable
-class BroadcastApi(Protocol):
-    """Of servers that can take weights from a process group."""
+    # Weights from a process group
 
     async def num_workers(self, server: ServerConnection) -> int:
         """Processes of the server that hold weights: its ranks in a group."""

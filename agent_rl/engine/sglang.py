@@ -8,6 +8,7 @@ too, so it is not offered. Spans in the answer say which weights sampled which t
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,10 @@ class SGLang:
 
     async def unload_adapter(self, server: ServerConnection, name: str) -> None:
         await _control(server, "/unload_lora_adapter", {"lora_name": name})
+
+    async def drop_update(self, server: ServerConnection) -> None:
+        with suppress(RequestError):  # it has none
+            await _control(server, "/end_weight_update", {})
 
     async def num_workers(self, server: ServerConnection) -> int:
         return int((await server.get("/server_info"))["tp_size"])

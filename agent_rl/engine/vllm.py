@@ -18,14 +18,19 @@ from typing import Any
 from agent_rl.engine.http import ServerConnection
 from agent_rl.engine.server_api import (
     Attempt,
+    GroupMember,
     PauseMode,
     Piece,
     ServerInfo,
+    TensorSpec,
     TopLogprobs,
     read_spans,
 )
 from agent_rl.errors import EngineError, RequestError, ServerError
 from agent_rl.types import GenerationConfig, JsonObject
+
+# Teaches its workers to take weights from a process group.
+RECEIVER_ARGS = ("--worker-extension-cls", "agent_rl.engine.vllm_receiver.WeightReceiver")
 
 _GENERATE = "/inference/v1/generate"
 _ALWAYS = frozenset({"stop", "seed", "top_logprobs"})
@@ -95,11 +100,8 @@ class VLLM:
     async def load_folder(
         self, server: ServerConnection, folder: Path, label: str, *, keeps_cache: bool
     ) -> None:
-        body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-        await server.post("/collective_rpc", body)
-        if not keeps_cache:
-            await server.post("/reset_prefix_cache", {}, is_idempotent=True)
-        await self.set_label(server, label)
+        await _on_workers(server, "reload_weights", weights_path=str(folder))
+        await self._take_over(server, label, keeps_cache)
 
     async def set_label(self, server: ServerConnection, label: str) -> None:
         await server.post("/update_weight_version", {"new_version": label}, is_idempotent=True)
@@ -111,6 +113,64 @@ class VLLM:
     async def unload_adapter(self, server: ServerConnection, name: str) -> None:
         await server.post("/v1/unload_lora_adapter", {"lora_name": name})
 
+    async def drop_update(self, server: ServerConnection) -> None:
+        """Without that, layers that got a part of their weights would take the next ones wrongly:
+        vLLM counts what a layer got. Loading nothing ends it."""
+        await _on_workers(server, "reload_weights", weights_iterator=[])
+
+    async def num_workers(self, server: ServerConnection) -> int:
+        return int((await server.get("/get_world_size"))["world_size"])
+
+    async def join_group(self, server: ServerConnection, member: GroupMember) -> None:
+        try:
+            await _on_workers(
+                server,
+                "join_weights_group",
+                address=member.address,
+                port=member.port,
+                first_rank=member.rank,
+                world_size=member.world_size,
+                name=member.group,
+                backend=member.backend,
+            )
+        except ServerError as error:
+            raise ServerError(f"{error}; is it started with {' '.join(RECEIVER_ARGS)}?") from error
+
+    async def leave_group(self, server: ServerConnection, group: str) -> None:
+        await _on_workers(server, "leave_weights_group")
+
+    async def begin_receiving(self, server: ServerConnection) -> None:
+        await _on_workers(server, "begin_weights")
+
+    async def receive(
+        self,
+        server: ServerConnection,
+        group: str,
+        tensors: Sequence[TensorSpec],
+        label: str | None,
+        *,
+        keeps_cache: bool,
+    ) -> None:
+        await _on_workers(
+            server,
+            "receive_weights",
+            names=[tensor.name for tensor in tensors],
+            dtypes=[tensor.dtype for tensor in tensors],
+            shapes=[list(tensor.shape) for tensor in tensors],
+        )
+        if label is not None:
+            await _on_workers(server, "end_weights")
+            await self._take_over(server, label, keeps_cache)
+
+    async def end_receiving(self, server: ServerConnection) -> None:
+        """The label of the last tensors has ended it."""
+
+    async def _take_over(self, server: ServerConnection, label: str, keeps_cache: bool) -> None:
+        """The workers have new weights: what was computed with the old ones goes."""
+        if not keeps_cache:
+            await server.post("/reset_prefix_cache", {}, is_idempotent=True)
+        await self.set_label(server, label)
+
     def _check(self, server: ServerConnection, gconfig: GenerationConfig) -> None:
         if gconfig.is_greedy or gconfig.temperature == 1.0:
             return
@@ -120,6 +180,11 @@ class VLLM:
                 "temperature 1; start vLLM with --logprobs-mode processed_logprobs",
                 param="temperature",
             )
+
+
+async def _on_workers(server: ServerConnection, method: str, **kwargs: Any) -> None:
+    """Call a method that each of its workers has: vLLM's own, or WeightReceiver's."""
+    await server.post("/collective_rpc", {"method": method, "kwargs": kwargs})
 
 
 async def _gives_raw_logprobs(server: ServerConnection) -> bool:

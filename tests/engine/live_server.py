@@ -1,8 +1,13 @@
-"""LiveServer: an ASGI app on a port of its own, on the test's event loop, that can be killed."""
+"""LiveServer: an ASGI app on a port of its own, on the test's event loop, that can be killed.
+
+``serve_process`` runs one as a program, with those arguments of a real server that a test needs.
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+from collections.abc import Callable
 from typing import Any, Self
 
 import uvicorn
@@ -55,3 +60,26 @@ class LiveServer:
         for connection in list(self._server.server_state.connections):
             if connection.client == tuple(client):
                 connection.transport.abort()
+
+
+def serve_process(app_of: Callable[[ServedModel], Starlette]) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model-path", "--model", required=True)
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--max-running-requests", type=int, default=16)
+    parser.add_argument("--context-length", type=int, default=512)
+    options, _ = parser.parse_known_args()
+
+    async def serve() -> None:
+        model = ServedModel(
+            options.model_path,
+            max_batch_size=options.max_running_requests,
+            max_seq_len=options.context_length,
+        )
+        config = uvicorn.Config(
+            app_of(model), host=options.host, port=options.port, log_level="warning"
+        )
+        await uvicorn.Server(config).serve()
+
+    asyncio.run(serve())

@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ from starlette.requests import Request
 
 from agent_rl.engine.base import WeightUpdate
 from agent_rl.engine.broadcast import join_group
+from agent_rl.engine.loading import load_tokenizer
 from agent_rl.engine.local import LocalEngine
+from agent_rl.engine.matcher import GrammarCompiler, forbidden_tokens
 from agent_rl.types import GenerationConfig, ModelRequest, ModelResponse
 
 
@@ -59,9 +61,15 @@ class ServedModel:
         self.running: dict[str, int] = {}
         self.adapters: dict[str, LocalEngine] = {}
         self.faults = Faults()
+        model = self.engine.model
+        self._end_id = int(model.generation_config.eos_token_id)
+        self._grammars = GrammarCompiler(
+            load_tokenizer(folder), [self._end_id], model.config.vocab_size
+        )
         self.is_idle = asyncio.Event()
         self.is_idle.set()
-        self._groups: dict[str, torch.distributed.ProcessGroup] = {}
+        self.groups: dict[str, torch.distributed.ProcessGroup] = {}
+        self.is_receiving = False
 
     @property
     def label(self) -> str:
@@ -85,6 +93,38 @@ class ServedModel:
 
     def request(self, rid: str, input_ids: list[int], sampling: Mapping[str, Any]) -> ModelRequest:
         return ModelRequest(rid=rid, input_ids=input_ids, gconfig=GenerationConfig(**sampling))
+
+    @torch.no_grad()
+    def under_grammar(self, response: ModelResponse, gconfig: GenerationConfig) -> ModelResponse:
+        """As servers answer: the end of the turn is sampled too, and log-probs are those of what
+        the grammar allowed. The weights are the present ones."""
+        assert gconfig.grammar is not None
+        ids, end_ids = list(response.output_tokens), (self._end_id, *gconfig.stop_token_ids)
+        has_room = len(ids) < (gconfig.max_new_tokens or 0)
+        if response.stop_reason == "stop" and ids[-1] not in end_ids and has_room:
+            ids.append(self._end_id)
+        whole = torch.tensor([[*response.input_tokens, *ids]])
+        logits_TV = self.engine.model(input_ids=whole).logits[0, len(response.input_tokens) - 1 :]
+        matcher = self._grammars.matcher(gconfig.grammar, end_ids)
+        logprobs = []
+        for token_id, logits_V in zip(
+            ids, logits_TV.float() / gconfig.logprob_temperature, strict=False
+        ):
+            allowed = matcher.allowed(may_end=True)
+            _, is_forbidden_1V = forbidden_tokens({0: allowed}, len(logits_V), logits_V.device)
+            masked_V = logits_V.masked_fill(is_forbidden_1V[0], -torch.inf)
+            logprobs.append(float(masked_V.log_softmax(-1)[token_id]))
+            if token_id not in end_ids:
+                matcher.advance(token_id)
+        versions = response.output_versions
+        return replace(
+            response,
+            output_tokens=ids,
+            output_logprobs=logprobs,
+            output_versions=versions + versions[-1:] * (len(ids) - len(versions)),
+            output_forced=None,
+            output_top_logprobs=None,
+        )
 
     def spans(self, response: ModelResponse) -> list[dict[str, Any]]:
         """Versions [0, 0, 1] -> [{"version": "default", "start": 0, "end": 2}, ...]."""
@@ -137,19 +177,19 @@ class ServedModel:
 
     def join(self, name: str, address: str, port: int, rank: int, world_size: int) -> None:
         store = torch.distributed.TCPStore(address, port, world_size, is_master=False)
-        self._groups[name] = join_group(
+        self.groups[name] = join_group(
             store, rank=rank, world_size=world_size, name=name, backend="gloo", timeout_s=60.0
         )
 
     def leave(self, name: str) -> None:
-        del self._groups[name]
+        del self.groups[name]
 
     def receive(self, group: str, names: list[str], shapes: list[list[int]]) -> None:
         """Straight into the parameters, as rank 0 sends them."""
         parameters = self.engine.model.state_dict()
         for name, shape in zip(names, shapes, strict=True):
             value = torch.empty(shape)
-            self._groups[group].broadcast(value, 0).wait()
+            self.groups[group].broadcast(value, 0).wait()
             parameters[name].copy_(value)
 
     def received(self, label: str | None) -> None:

@@ -5,14 +5,13 @@ Also a program: python sglang_server.py --model-path FOLDER --port 30000
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-import uvicorn
+from live_server import serve_process
 from served_model import ServedModel, unless_gone
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -43,7 +42,7 @@ async def generate(model: ServedModel, request: Request, body: dict[str, Any]) -
     if adapter is not None and adapter not in model.adapters:
         raise RequestError(f"the adapter {adapter} is not loaded")
     if budget == 0:
-        return JSONResponse(await score(model, ids, body["logprob_start_len"]))
+        return JSONResponse(await score(model, ids, body))
     gconfig = {
         "max_new_tokens": budget,
         "temperature": sampling.get("temperature", 1.0),
@@ -53,6 +52,7 @@ async def generate(model: ServedModel, request: Request, body: dict[str, Any]) -
         "stop": tuple(sampling.get("stop") or ()),
         "stop_token_ids": tuple(sampling.get("stop_token_ids") or ()),
         "top_logprobs": body.get("top_logprobs_num", 0),
+        "grammar": read_grammar(sampling, request.app.state.grammar_backend),
     }
     rid = body.get("rid") or secrets.token_hex(16)
     wanted = model.request(rid, ids, gconfig)
@@ -72,7 +72,10 @@ async def generate(model: ServedModel, request: Request, body: dict[str, Any]) -
 
     async def plain() -> dict[str, Any]:
         with model.counted(rid):
-            return reply(model, rid, await engine.agenerate(wanted))
+            response = await engine.agenerate(wanted)
+            if wanted.gconfig.grammar is not None and response.stop_reason != "abort":
+                response = model.under_grammar(response, wanted.gconfig)
+            return reply(model, rid, response)
 
     async def events() -> AsyncIterator[str]:
         """Everything so far in each event; version spans only in the last."""
@@ -89,6 +92,22 @@ async def generate(model: ServedModel, request: Request, body: dict[str, Any]) -
     if body.get("stream"):
         return StreamingResponse(events(), media_type="text/event-stream")
     return JSONResponse(await unless_gone(request, plain()))
+
+
+def read_grammar(sampling: dict[str, Any], backend: str) -> str | None:
+    """Only llguidance reads its own Lark dialect; xgrammar takes it for a faulty EBNF."""
+    given = [name for name in ("json_schema", "ebnf") if sampling.get(name) is not None]
+    if len(given) > 1:
+        raise RequestError("Only one of json_schema, regex, ebnf, or structural_tag can be set.")
+    if not given:
+        return None
+    if backend == "none":
+        raise RequestError("not supported when the server is launched with --grammar-backend none")
+    if given == ["json_schema"]:
+        return f"start: %json {sampling['json_schema']}\n"
+    if backend != "llguidance":
+        raise RequestError("Failed to compile ebnf grammar")
+    return str(sampling["ebnf"])
 
 
 async def once(answer: dict[str, Any]) -> AsyncIterator[str]:
@@ -134,15 +153,19 @@ def reply(model: ServedModel, rid: str, response: ModelResponse) -> dict[str, An
     return {"text": "", "output_ids": ids, "meta_info": meta}
 
 
-async def score(model: ServedModel, ids: list[int], start: int) -> dict[str, Any]:
-    logprobs = await model.engine.score(ids, len(ids) - start - 1)
+async def score(model: ServedModel, ids: list[int], body: dict[str, Any]) -> dict[str, Any]:
+    start, num_top = body["logprob_start_len"], body.get("top_logprobs_num", 0)
+    engine = model.engine_for(body.get("lora_path"))
+    logprobs = await engine.score(ids, len(ids) - start - 1)
     entries = [
         [logprob, token_id, None]
         for token_id, logprob in zip(ids[start:], (None, *logprobs), strict=True)
     ]
+    tops = await engine.score_top(ids, len(ids) - start - 1, num_top) if num_top else ()
     meta = {
         "finish_reason": {"type": "length", "length": 0},
         "input_token_logprobs": entries,
+        "input_top_logprobs": [None, *([[p, i, None] for i, p in top] for top in tops)],
         "output_token_logprobs": [],
         "completion_tokens": 0,
         "weight_version": model.label,
@@ -243,14 +266,16 @@ async def destroy_weights_update_group(
 async def begin_weight_update(
     model: ServedModel, request: Request, body: dict[str, Any]
 ) -> Response:
-    request.app.state.is_receiving = True
+    if model.is_receiving:
+        return failed("a weight-update session is already open; call end_weight_update() first")
+    model.is_receiving = True
     return JSONResponse({"success": True, "message": ""})
 
 
 async def end_weight_update(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
-    if not request.app.state.is_receiving:
+    if not model.is_receiving:
         return failed("no weight update was begun")
-    request.app.state.is_receiving = False
+    model.is_receiving = False
     return JSONResponse({"success": True, "message": ""})
 
 
@@ -258,7 +283,7 @@ async def update_weights_from_distributed(
     model: ServedModel, request: Request, body: dict[str, Any]
 ) -> Response:
     model.faults.log.append(("update_weights_from_distributed", body))
-    if not request.app.state.is_receiving:
+    if not model.is_receiving:
         return failed("must run between begin_weight_update() and end_weight_update()")
     try:
         await asyncio.to_thread(model.receive, body["group_name"], body["names"], body["shapes"])
@@ -280,7 +305,8 @@ async def models(model: ServedModel, request: Request, body: dict[str, Any]) -> 
 
 
 async def server_info(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
-    return JSONResponse({"tp_size": 1, "weight_version": model.label})
+    backend = request.app.state.grammar_backend
+    return JSONResponse({"tp_size": 1, "grammar_backend": backend})
 
 
 async def health(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
@@ -308,7 +334,9 @@ POSTS: tuple[Handler, ...] = (
 )
 
 
-def sglang_app(model: ServedModel, api_key: str | None = None) -> Starlette:
+def sglang_app(
+    model: ServedModel, api_key: str | None = None, *, grammar_backend: str = "llguidance"
+) -> Starlette:
     def served(handler: Handler, is_open: bool = False) -> Callable[..., Any]:
         async def endpoint(request: Request) -> Response:
             given = request.headers.get("authorization", "")
@@ -332,33 +360,10 @@ def sglang_app(model: ServedModel, api_key: str | None = None) -> Starlette:
     ]
     app = Starlette(routes=routes)
     app.state.pause_mode = None
-    app.state.is_receiving = False
+    app.state.grammar_backend = grammar_backend
     app.state.model = model
     return app
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model-path", required=True)
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--max-running-requests", type=int, default=16)
-    parser.add_argument("--context-length", type=int, default=512)
-    options = parser.parse_args()
-
-    async def serve() -> None:
-        model = ServedModel(
-            options.model_path,
-            max_batch_size=options.max_running_requests,
-            max_seq_len=options.context_length,
-        )
-        config = uvicorn.Config(
-            sglang_app(model), host=options.host, port=options.port, log_level="warning"
-        )
-        await uvicorn.Server(config).serve()
-
-    asyncio.run(serve())
-
-
 if __name__ == "__main__":
-    main()
+    serve_process(sglang_app)

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
+from live_server import serve_process
 from served_model import ServedModel, unless_gone
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -149,16 +150,66 @@ async def resume(model: ServedModel, request: Request, body: dict[str, Any]) -> 
 
 
 async def collective_rpc(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
-    """The label stays: another call sets it."""
-    assert body["method"] == "reload_weights"
-    model.faults.log.append(("reload_weights", body["kwargs"]))
-    if model.faults.fail_update:
+    """vLLM's own reload_weights, and what WeightReceiver adds. The label stays: another call sets
+    it. What goes wrong in a worker is an answer of 500."""
+    method, kwargs = body["method"], body["kwargs"]
+    model.faults.log.append((method, kwargs))
+    if model.faults.fail_update and method in ("reload_weights", "receive_weights"):
         return JSONResponse({"error": "the weights cannot be loaded"}, status_code=500)
     try:
-        await model.load(body["kwargs"]["weights_path"], model.labels[-1])
-    except ModelLoadError as error:
-        return JSONResponse({"error": str(error)}, status_code=500)
+        await WORKER_METHODS[method](model, kwargs)
+    except (AssertionError, KeyError, ModelLoadError, RuntimeError) as error:
+        return JSONResponse({"error": f"{type(error).__name__}: {error}"}, status_code=500)
     return JSONResponse({"results": [None]})
+
+
+async def reload_weights(model: ServedModel, kwargs: dict[str, Any]) -> None:
+    """From a folder; from an empty list of tensors, which ends an update that was broken off."""
+    if kwargs.get("weights_iterator") == []:
+        model.is_receiving = False
+        return
+    assert not model.is_receiving, "vLLM would mix what it got with what comes"
+    await model.load(kwargs["weights_path"], model.labels[-1])
+
+
+async def join_weights_group(model: ServedModel, kwargs: dict[str, Any]) -> None:
+    group, address, port = kwargs["name"], kwargs["address"], kwargs["port"]
+    rank, world_size = kwargs["first_rank"], kwargs["world_size"]
+    await asyncio.to_thread(model.join, group, address, port, rank, world_size)
+
+
+async def leave_weights_group(model: ServedModel, kwargs: dict[str, Any]) -> None:
+    model.groups.clear()
+
+
+async def begin_weights(model: ServedModel, kwargs: dict[str, Any]) -> None:
+    assert not model.is_receiving, "vLLM would mix what it got with what comes"
+    model.is_receiving = True
+
+
+async def receive_weights(model: ServedModel, kwargs: dict[str, Any]) -> None:
+    assert model.is_receiving
+    [group] = model.groups
+    await asyncio.to_thread(model.receive, group, kwargs["names"], kwargs["shapes"])
+
+
+async def end_weights(model: ServedModel, kwargs: dict[str, Any]) -> None:
+    assert model.is_receiving
+    model.is_receiving = False
+    model.received(model.labels[-1])
+
+
+WORKER_METHODS: dict[str, Callable[[ServedModel, dict[str, Any]], Awaitable[None]]] = {
+    method.__name__: method
+    for method in (
+        reload_weights,
+        join_weights_group,
+        leave_weights_group,
+        begin_weights,
+        receive_weights,
+        end_weights,
+    )
+}
 
 
 async def reset_prefix_cache(
@@ -188,6 +239,10 @@ async def unload_lora_adapter(
 ) -> Response:
     await model.adapters.pop(body["lora_name"]).close()
     return Response()
+
+
+async def world_size(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
+    return JSONResponse({"world_size": 1})
 
 
 async def models(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
@@ -229,8 +284,13 @@ def vllm_app(model: ServedModel, api_key: str | None = None) -> Starlette:
     routes += [
         Route("/v1/models", served(models)),
         Route("/weight_info", served(weight_info)),
+        Route("/get_world_size", served(world_size)),
         Route("/health", served(health)),
     ]
     app = Starlette(routes=routes)
     app.state.model = model
     return app
+
+
+if __name__ == "__main__":
+    serve_process(vllm_app)
