@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
+from pydantic import BaseModel
 
 from agent_rl import PPOConfig, load_config
 from agent_rl.errors import ConfigError
@@ -46,11 +49,35 @@ def test_bad_keys_and_values_are_named(override: str, message: str) -> None:
     assert message in str(caught.value)
 
 
-def test_no_limit_is_written_null_or_inf() -> None:
-    """Case B146: None and inf mean the same."""
-    for text in ("null", ".inf"):
-        config = load_config(None, [f"rollout.episode_timeout_s={text}"])
-        assert config.rollout.episode_timeout_s is None
+def waits(section: type[BaseModel], path: str = "") -> Iterator[str]:
+    """The keys of seconds in a section and those below it: "engine.timeout_s" and so on."""
+    for name, field in section.model_fields.items():
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from waits(kind, f"{path}{name}.")
+        if name.endswith("_s"):
+            yield f"{path}{name}"
+
+
+def written(key: str, text: str) -> Any:
+    """The value of the key where it is written so; "refused" if it may not be."""
+    backend = ["engine.backend=sglang"] if key.startswith("engine.launch") else []
+    try:
+        value: Any = load_config(None, [f"{key}={text}", *backend])
+    except ConfigError:
+        return "refused"
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value
+
+
+@pytest.mark.parametrize("key", list(waits(PPOConfig)))
+def test_waits_without_limit_are_written_null_or_inf(key: str) -> None:
+    """Case B146: a wait takes both or, where it has to end, neither; never 0, -1 or nan."""
+    assert written(key, "7.5") == 7.5
+    no_limit = {written(key, text) for text in ("null", ".inf", "inf")}
+    assert no_limit in ({None}, {"refused"})
+    assert {written(key, text) for text in ("0", "-1", "-.inf", ".nan")} == {"refused"}
 
 
 @pytest.mark.parametrize("content", ["- a\n- b\n", "a: [1\n"])

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from agent_rl.config.section import Section, TimeoutS
+from agent_rl.config.section import LimitS, Section, TimeoutS
 
 
 class LaunchConfig(Section):
@@ -49,7 +49,7 @@ class EngineConfig(Section):
     )
     max_in_flight: int = Field(256, ge=1, description="servers: requests that one gets at once")
     timeout_s: TimeoutS = Field(3600.0, description="servers: of one request; null: none")
-    update_timeout_s: float = Field(600.0, gt=0, description="servers: of taking new weights")
+    update_timeout_s: LimitS = Field(600.0, description="servers: of taking new weights")
     unavailable_timeout_s: TimeoutS = Field(
         120.0, description="servers: how long requests wait while none is up; null: for ever"
     )

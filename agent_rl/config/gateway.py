@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from agent_rl.config.section import ChatSection, TimeoutS
+from agent_rl.config.section import ChatSection, LimitS, TimeoutS
 
 
 def _header_safe(key: str) -> str:
@@ -64,12 +64,12 @@ class GatewayConfig(ChatSection):
     )
     max_body_bytes: int = Field(16 << 20, ge=1, description="larger bodies are answered 413")
     max_header_bytes: int = Field(32 << 10, ge=1024, description="larger heads are answered 400")
-    read_timeout_s: float = Field(
-        30.0, gt=0, description="how long a client may take to send its request"
+    read_timeout_s: LimitS = Field(
+        30.0, description="how long a client may take to send its request"
     )
-    write_timeout_s: float = Field(
-        60.0, gt=0, description="how long a client may take to accept bytes before its call ends"
+    write_timeout_s: LimitS = Field(
+        60.0, description="how long a client may take to accept bytes before its call ends"
     )
-    shutdown_timeout_s: float = Field(
-        5.0, gt=0, description="how long close() waits for the calls that run"
+    shutdown_timeout_s: LimitS = Field(
+        5.0, description="how long close() waits for the calls that run"
     )

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from agent_rl.config.section import Section, TimeoutS
+from agent_rl.config.section import LimitS, Section, TimeoutS
 
 
 class JudgeConfig(Section):
@@ -66,7 +66,7 @@ class OnlineConfig(Section):
         "live", description="live: serving goes on while weights change; gate: 503 meanwhile"
     )
     queue_size: int = Field(1024, ge=1, description="samples that may wait for the trainer")
-    no_progress_warning_s: float = Field(30.0, gt=0.0, description="of a batch that does not fill")
+    no_progress_warning_s: LimitS = Field(30.0, description="of a batch that does not fill")
     min_hint_chars: int = Field(11, ge=1, description="a shorter hint is not accepted")
     teacher_max_concurrent: int = Field(3, ge=1, description="sequences the teacher scores at once")
     record_turns: bool = Field(True, description="write each judged turn to turns.jsonl")

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from agent_rl.types import ChatTemplateType
 
 
-def _no_limit_is_none(value: Any) -> Any:
-    return None if isinstance(value, float) and math.isinf(value) and value > 0 else value
+def _no_limit_is_none(value: float | None) -> float | None:
+    return None if value == math.inf else value
 
 
-TimeoutS = Annotated[Annotated[float, Field(gt=0)] | None, BeforeValidator(_no_limit_is_none)]
+TimeoutS = Annotated[Annotated[float, Field(gt=0)] | None, AfterValidator(_no_limit_is_none)]
 """Seconds; None and inf mean no limit, 0 and negatives are refused."""
+
+LimitS = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+"""Seconds of a wait that has to end: None and inf are refused."""
 
 
 def _one_folder(name: str) -> str:

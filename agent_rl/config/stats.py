@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from agent_rl.config.section import Section
+from agent_rl.config.section import LimitS, Section
 
 
 class TensorBoardConfig(Section):
@@ -68,6 +68,6 @@ class StatsLoggerConfig(Section):
     wandb: WandbConfig = WandbConfig()
     swanlab: SwanLabConfig = SwanLabConfig()
     trackio: TrackioConfig = TrackioConfig()
-    close_timeout_s: float = Field(
-        15.0, gt=0.0, description="how long the end of a run waits for sinks that still send"
+    close_timeout_s: LimitS = Field(
+        15.0, description="how long the end of a run waits for sinks that still send"
     )
