@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
@@ -81,10 +81,11 @@ class ServerConnection:
                 await asyncio.sleep(_BACKOFF_S)
         raise AssertionError("the last try returns or raises")
 
-    async def events(self, path: str, body: JsonObject) -> AsyncIterator[JsonObject]:
+    async def events(self, path: str, body: JsonObject) -> AsyncGenerator[JsonObject, None]:
         """The JSON of each server-sent event up to ``[DONE]``.
 
-        Raises ServerError when the connection ends before that.
+        Raises ServerError when the connection ends before that. Close it (``aclosing``): that ends
+        the request of a stream that is left early.
         """
         self._check_open("POST", path)
         try:

@@ -6,12 +6,15 @@ calls into HTTP and answers into the types here, and never decides where a reque
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import math
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
 from agent_rl.engine.http import ServerConnection
+from agent_rl.errors import AgentRLError, EngineError
 from agent_rl.types import GenerationConfig
 
 PauseMode: TypeAlias = Literal["abort", "retract", "in_place"]
@@ -60,6 +63,21 @@ class Span:
     end: int
 
 
+@contextmanager
+def reading(server: ServerConnection) -> Iterator[None]:
+    """An answer of another form than the protocol's is an EngineError: it would be so again."""
+    try:
+        yield
+    except AgentRLError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise EngineError(
+            f"{server.address} does not answer in the form of its protocol ({why}); check "
+            "engine.backend and the server's version"
+        ) from error
+
+
 def read_spans(spans: Sequence[Mapping[str, Any]] | None) -> tuple[Span, ...] | None:
     """From the JSON that SGLang and vLLM both use; None where a server tells none."""
     if spans is None:
@@ -82,6 +100,10 @@ class Piece:
     finish: Finish | None = None
     spans: tuple[Span, ...] | None = None
     num_cached: int | None = None
+
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, self.logprobs)):
+            raise ValueError(f"log-probs of sampled tokens must be finite, got {self.logprobs}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

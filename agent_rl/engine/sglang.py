@@ -8,7 +8,7 @@ too, so it is not offered. Spans in the answer say which weights sampled which t
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from agent_rl.engine.server_api import (
     TensorSpec,
     TopLogprobs,
     read_spans,
+    reading,
 )
 from agent_rl.errors import EngineError, RequestError, ServerBusyError, ServerError
 from agent_rl.types import JsonObject
@@ -38,16 +39,17 @@ class SGLang:
         models = await server.get("/v1/models")
         info = await server.get("/model_info")
         supported = self.supported
-        if not info.get("has_image_understanding"):
-            supported = supported - {"image_data"}
-        model, *adapters = models["data"]
-        return ServerInfo(
-            max_seq_len=int(model["max_model_len"]) - _RESERVED,
-            weight_version=str(info["weight_version"]),
-            supported=supported,
-            folder=Path(info["model_path"]),
-            adapters=frozenset(adapter["id"] for adapter in adapters),
-        )
+        with reading(server):
+            if not info.get("has_image_understanding"):
+                supported = supported - {"image_data"}
+            model, *adapters = models["data"]
+            return ServerInfo(
+                max_seq_len=int(model["max_model_len"]) - _RESERVED,
+                weight_version=str(info["weight_version"]),
+                supported=supported,
+                folder=Path(info["model_path"]),
+                adapters=frozenset(adapter["id"] for adapter in adapters),
+            )
 
     async def is_ready(self, server: ServerConnection) -> bool:
         await server.get("/health")
@@ -58,15 +60,20 @@ class SGLang:
     ) -> AsyncGenerator[Piece, None]:
         body = _generate_body(attempt, streams)
         if not streams:
-            yield _read_piece(await server.post("/generate", body), num_seen=0)
+            answer = await server.post("/generate", body)
+            with reading(server):
+                piece = _read_piece(answer, num_seen=0)
+            yield piece
             return
         num_seen = 0
-        async for event in server.events("/generate", body):
-            if "error" in event:
-                raise RequestError(str(event["error"].get("message")))
-            piece = _read_piece(event, num_seen)
-            num_seen += len(piece.token_ids)
-            yield piece
+        async with aclosing(server.events("/generate", body)) as events:
+            async for event in events:
+                with reading(server):
+                    if "error" in event:
+                        raise RequestError(str(event["error"].get("message")))
+                    piece = _read_piece(event, num_seen)
+                num_seen += len(piece.token_ids)
+                yield piece
 
     async def score(
         self, server: ServerConnection, input_ids: Sequence[int], num_scored: int
@@ -78,11 +85,14 @@ class SGLang:
             "logprob_start_len": len(input_ids) - num_scored - 1,
         }
         answer = await server.post("/generate", body, is_idempotent=True)
-        entries = answer["meta_info"]["input_token_logprobs"][-num_scored:]
-        ids = [entry[1] for entry in entries]
-        if ids != list(input_ids[-num_scored:]):
-            raise EngineError(f"{server.address} scored the ids {ids}, not those that were sent")
-        return tuple(entry[0] for entry in entries)
+        with reading(server):
+            entries = answer["meta_info"]["input_token_logprobs"][-num_scored:]
+            ids = [entry[1] for entry in entries]
+            if ids != list(input_ids[-num_scored:]):
+                raise EngineError(
+                    f"{server.address} scored the ids {ids}, not those that were sent"
+                )
+            return tuple(float(entry[0]) for entry in entries)
 
     async def abort(self, server: ServerConnection, rid: str) -> None:
         await server.post("/abort_request", {"rid": rid}, is_idempotent=True)

@@ -12,6 +12,7 @@ A request is refused if its log-probs would not be log_softmax(logits / temperat
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from agent_rl.engine.server_api import (
     TensorSpec,
     TopLogprobs,
     read_spans,
+    reading,
 )
 from agent_rl.errors import EngineError, RequestError, ServerError
 from agent_rl.types import GenerationConfig, JsonObject
@@ -46,17 +48,20 @@ class VLLM:
         self._gives_raw: dict[str, bool] = {}
 
     async def describe(self, server: ServerConnection) -> ServerInfo:
-        model, *adapters = (await server.get("/v1/models"))["data"]
-        label = str((await server.get("/weight_info"))["weight_version"])
+        models = await server.get("/v1/models")
+        info = await server.get("/weight_info")
         if server.address not in self._gives_raw:
             self._gives_raw[server.address] = await _gives_raw_logprobs(server)
-        return ServerInfo(
-            max_seq_len=int(model["max_model_len"]),
-            weight_version=label,
-            supported=_ALWAYS | _WITH_RAW if self._gives_raw[server.address] else _ALWAYS,
-            folder=Path(model["root"]) if label == "default" else None,
-            adapters=frozenset(adapter["id"] for adapter in adapters),
-        )
+        with reading(server):
+            model, *adapters = models["data"]
+            label = str(info["weight_version"])
+            return ServerInfo(
+                max_seq_len=int(model["max_model_len"]),
+                weight_version=label,
+                supported=_ALWAYS | _WITH_RAW if self._gives_raw[server.address] else _ALWAYS,
+                folder=Path(model["root"]) if label == "default" else None,
+                adapters=frozenset(adapter["id"] for adapter in adapters),
+            )
 
     async def is_ready(self, server: ServerConnection) -> bool:
         await server.get("/health")
@@ -68,13 +73,20 @@ class VLLM:
         self._check(server, attempt.gconfig)
         body, num_top = _generate_body(attempt, streams), attempt.gconfig.top_logprobs
         if not streams:
-            yield _read_piece(await server.post(_GENERATE, body), num_top)
+            answer = await server.post(_GENERATE, body)
+            with reading(server):
+                piece = _read_piece(answer, num_top)
+            yield piece
             return
-        async for event in server.events(_GENERATE, body):
-            if "error" in event:
-                raise ServerError(f"{server.address}: {event['error'].get('message')}")
-            if event.get("choices"):
-                yield _read_piece(event, num_top)
+        async with aclosing(server.events(_GENERATE, body)) as events:
+            async for event in events:
+                with reading(server):
+                    if "error" in event:
+                        raise ServerError(f"{server.address}: {event['error'].get('message')}")
+                    if not event.get("choices"):
+                        continue
+                    piece = _read_piece(event, num_top)
+                yield piece
 
     async def score(
         self, server: ServerConnection, input_ids: Sequence[int], num_scored: int
@@ -82,9 +94,10 @@ class VLLM:
         sampling = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
         body = {"token_ids": list(input_ids), "sampling_params": sampling}
         answer = await server.post(_GENERATE, body, is_idempotent=True)
-        entries = answer["prompt_logprobs"][-num_scored:]
-        pairs = zip(input_ids[-num_scored:], entries, strict=True)
-        return tuple(float(entry[str(token_id)]["logprob"]) for token_id, entry in pairs)
+        with reading(server):
+            entries = answer["prompt_logprobs"][-num_scored:]
+            pairs = zip(input_ids[-num_scored:], entries, strict=True)
+            return tuple(float(entry[str(token_id)]["logprob"]) for token_id, entry in pairs)
 
     async def abort(self, server: ServerConnection, rid: str) -> None:
         body = {"request_ids": [f"generate-tokens-{rid}"]}
@@ -193,7 +206,8 @@ async def _gives_raw_logprobs(server: ServerConnection) -> bool:
     answer = await server.post(
         _GENERATE, {"token_ids": [0], "sampling_params": sampling}, is_idempotent=True
     )
-    return bool(_read_piece(answer, 0).logprobs[0] < 0.0)
+    with reading(server):
+        return bool(_read_piece(answer, 0).logprobs[0] < 0.0)
 
 
 def _generate_body(attempt: Attempt, streams: bool) -> JsonObject:

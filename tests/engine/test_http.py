@@ -161,8 +161,8 @@ async def test_calls_after_the_close_are_failures_with_a_name(connect: Connect) 
     """An abort that was on its way when the engine closed is one."""
     server, connection = await connect(lambda n, head: reply("{}"))
     await connection.close()
-    with pytest.raises(ServerError, match="POST .*/abort_request: the connection was closed"):
+    with pytest.raises(ServerError, match=r"POST .*/abort_request: the connection was closed"):
         await connection.post("/abort_request", {}, is_idempotent=True)
-    with pytest.raises(ServerError, match="POST .*/generate: the connection was closed"):
+    with pytest.raises(ServerError, match=r"POST .*/generate: the connection was closed"):
         [event async for event in connection.events("/generate", {})]
     assert server.requests == []
