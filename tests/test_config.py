@@ -96,3 +96,18 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_a_config_reads_back_from_its_own_dump() -> None:
     config = load_config(None, ["gconfig.stop=[a]", "rollout.group_size=2"])
     assert PPOConfig.model_validate(config.model_dump(mode="json")) == config
+
+
+def undescribed(section: type[BaseModel], path: str = "") -> Iterator[str]:
+    """Keys of which nothing says what they mean; a section says it itself."""
+    for name, field in section.model_fields.items():
+        kinds = (field.annotation, *get_args(field.annotation))
+        sections = [k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)]
+        for kind in sections:
+            yield from undescribed(kind, f"{path}{name}.")
+        if not sections and not field.description:
+            yield f"{path}{name}"
+
+
+def test_every_key_says_what_it_means() -> None:
+    assert list(undescribed(PPOConfig)) == []

@@ -8,7 +8,9 @@ ConfigError naming the key and the nearest valid one. Config is read at construc
 
 from agent_rl.config.actor import (
     ActorConfig,
+    Aggregation,
     DistillationConfig,
+    KLEstimator,
     LoraConfig,
     NormConfig,
     OptimizerConfig,
@@ -18,12 +20,12 @@ from agent_rl.config.critic import CriticConfig
 from agent_rl.config.engine import EngineConfig, LaunchConfig
 from agent_rl.config.gateway import GatewayConfig
 from agent_rl.config.load import load_config
-from agent_rl.config.online import JudgeConfig, OnlineConfig, PrivacyConfig
+from agent_rl.config.online import JudgeConfig, Method, OnlineConfig, PrivacyConfig
 from agent_rl.config.parallel import ParallelConfig
 from agent_rl.config.ppo import EvaluatorConfig, PPOConfig, RecoverConfig, StepsConfig
 from agent_rl.config.reference import RefConfig
 from agent_rl.config.rollout import AgentConfig, BudgetConfig, RayConfig, RolloutConfig
-from agent_rl.config.section import FolderName, Section, TimeoutS
+from agent_rl.config.section import Dtype, FolderName, Fsync, Section, TimeoutS
 from agent_rl.config.stats import (
     StatsLoggerConfig,
     SwanLabConfig,
@@ -35,16 +37,21 @@ from agent_rl.config.stats import (
 __all__ = [
     "ActorConfig",
     "AgentConfig",
+    "Aggregation",
     "BudgetConfig",
     "CriticConfig",
     "DistillationConfig",
+    "Dtype",
     "EngineConfig",
     "EvaluatorConfig",
     "FolderName",
+    "Fsync",
     "GatewayConfig",
     "JudgeConfig",
+    "KLEstimator",
     "LaunchConfig",
     "LoraConfig",
+    "Method",
     "NormConfig",
     "OnlineConfig",
     "OptimizerConfig",

@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from agent_rl.config.section import Section
+from agent_rl.config.section import Dtype, Section
+
+Aggregation: TypeAlias = Literal[
+    "token-mean",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum",
+    "seq-mean-token-sum-norm",
+    "dr-grpo",
+    "rollout-mean",
+]
+KLEstimator: TypeAlias = Literal["k1", "k2", "k3"]
 
 
 class OptimizerConfig(Section):
     """actor.optimizer and critic.optimizer: AdamW and its schedule."""
 
     lr: float = Field(2e-5, ge=0.0, description="peak learning rate")
-    weight_decay: float = Field(0.01, ge=0.0)
-    beta1: float = Field(0.9, ge=0.0, lt=1.0)
-    beta2: float = Field(0.999, ge=0.0, lt=1.0)
-    eps: float = Field(1e-8, gt=0.0)
+    weight_decay: float = Field(0.01, ge=0.0, description="of matrices; vectors have none")
+    beta1: float = Field(0.9, ge=0.0, lt=1.0, description="decay of the mean of gradients")
+    beta2: float = Field(0.999, ge=0.0, lt=1.0, description="decay of the mean of their squares")
+    eps: float = Field(1e-8, gt=0.0, description="added to the root of that mean")
     gradient_clipping: float = Field(1.0, gt=0.0, description="maximum norm of the gradient")
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps_proportion: float = Field(0.001, ge=0.0, le=1.0)
-    min_lr_ratio: float = Field(0.0, ge=0.0, le=1.0)
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="how the rate falls after the warm-up"
+    )
+    warmup_steps_proportion: float = Field(
+        0.001, ge=0.0, le=1.0, description="of all steps, in which the rate rises to its peak"
+    )
+    min_lr_ratio: float = Field(
+        0.0, ge=0.0, le=1.0, description="of the peak, below which the rate does not fall"
+    )
 
 
 class NormConfig(Section):
@@ -36,9 +52,11 @@ class NormConfig(Section):
     running_decay: float = Field(
         0.9, ge=0.0, lt=1.0, description="of mean_level=running: what a step leaves of the old mean"
     )
-    std_level: Literal["batch", "group"] | None = "batch"
-    std_unbiased: bool = True
-    eps: float = Field(1e-5, gt=0.0)
+    std_level: Literal["batch", "group"] | None = Field(
+        "batch", description="what is divided by: std of the batch or group; null: nothing"
+    )
+    std_unbiased: bool = Field(True, description="std with n - 1 in place of n")
+    eps: float = Field(1e-5, gt=0.0, description="added to the std")
 
     @property
     def uses_group_statistics(self) -> bool:
@@ -75,7 +93,7 @@ class RejectionSamplingConfig(Section):
     agg: Literal["mean", "sum", "max"] = Field(
         "mean", description="how a row's tokens become one number; level=sequence only"
     )
-    upper: float = 5.0
+    upper: float = Field(5.0, description="upper bound")
     lower: float | None = Field(None, description="null: no lower bound")
 
     @model_validator(mode="after")
@@ -95,7 +113,7 @@ class RejectionSamplingConfig(Section):
 class LoraConfig(Section):
     """actor.lora: train low-rank adapters; the other weights stay as they are."""
 
-    rank: int = Field(16, ge=1)
+    rank: int = Field(16, ge=1, description="inner size of the adapters")
     alpha: int = Field(32, ge=1, description="adapters are scaled by alpha / rank")
     target_modules: tuple[str, ...] = Field(
         ("all-linear",), min_length=1, description="names of layers; all-linear: all but the head"
@@ -128,7 +146,7 @@ class ActorConfig(Section):
 
     path: str | None = Field(None, description="Hugging Face folder; null: tokenizer_path")
     device: str | None = Field(None, description="null: cuda when there is one, else cpu")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the weights")
+    dtype: Dtype = Field("float32", description="of the weights")
     optimizer: OptimizerConfig = OptimizerConfig()
     ppo_n_minibatches: int = Field(1, ge=1, description="optimizer steps for one batch")
     max_tokens_per_mb: int = Field(
@@ -165,14 +183,9 @@ class ActorConfig(Section):
     importance_sampling_level: Literal["token", "sequence"] = Field(
         "token", description="sequence: one ratio for each row (GSPO)"
     )
-    loss_aggregation: Literal[
-        "token-mean",
-        "seq-mean-token-mean",
-        "seq-mean-token-sum",
-        "seq-mean-token-sum-norm",
-        "dr-grpo",
-        "rollout-mean",
-    ] = Field("token-mean", description="over what the token losses of a minibatch are averaged")
+    loss_aggregation: Aggregation = Field(
+        "token-mean", description="over what the token losses of a minibatch are averaged"
+    )
     loss_horizon: int | None = Field(
         None, ge=1, description="constant length that *-norm and dr-grpo divide by"
     )
@@ -183,39 +196,41 @@ class ActorConfig(Section):
     kl_ctl: float = Field(
         0.0, ge=0.0, description="KL to the reference as a reward of each token; 0: off"
     )
-    kl_estimator: Literal["k1", "k2", "k3"] = Field("k1", description="of kl_ctl")
+    kl_estimator: KLEstimator = Field("k1", description="of kl_ctl")
     kl_loss_coef: float = Field(
         0.0, ge=0.0, description="KL to the reference as part of the loss; 0: off"
     )
-    kl_loss_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="of kl_loss_coef")
-    eps_clip: float = Field(0.2, gt=0.0)
-    eps_clip_higher: float | None = Field(None, gt=0.0, description="null: eps_clip")
+    kl_loss_estimator: KLEstimator = Field("k3", description="of kl_loss_coef")
+    eps_clip: float = Field(0.2, gt=0.0, description="how far below 1 a ratio may move for free")
+    eps_clip_higher: float | None = Field(None, gt=0.0, description="above 1; null: eps_clip")
     c_clip: float | None = Field(None, gt=1.0, description="dual clip; null: off")
     sapo_tau_pos: float = Field(1.0, gt=0.0, description="of the soft gate, advantage > 0")
     sapo_tau_neg: float = Field(1.05, gt=0.0, description="of the soft gate, advantage <= 0")
     overlong_reward_penalty: bool = Field(
         False, description="a reward falls over the last overlong_tokens of max_new_tokens"
     )
-    overlong_tokens: int | None = Field(None, ge=1)
-    overlong_penalty_factor: float | None = Field(None, gt=0.0)
+    overlong_tokens: int | None = Field(None, ge=1, description="length of that fall")
+    overlong_penalty_factor: float | None = Field(None, gt=0.0, description="depth of that fall")
     max_new_tokens: int = Field(1024, ge=1, description="length limit of the overlong penalty")
     truncated_rows: Literal["train", "zero", "mask"] = Field(
         "train",
         description="rows that end without an end token. train: like others; zero: their reward "
         "is 0 and in no baseline; mask: not trained, in no baseline (overlong filtering)",
     )
-    reward_bias: float = 0.0
-    reward_scaling: float = 1.0
-    reward_clip: float = Field(20.0, gt=0.0)
+    reward_bias: float = Field(0.0, description="added to each reward")
+    reward_scaling: float = Field(1.0, description="multiplies the sum of both")
+    reward_clip: float = Field(20.0, gt=0.0, description="limit of the result's magnitude")
     reward_norm: NormConfig | None = Field(
         default_factory=lambda: NormConfig(mean_level="group", std_level="group"),
         description="GRPO by default: group mean and group std",
     )
-    adv_norm: NormConfig | None = None
+    adv_norm: NormConfig | None = Field(None, description="of advantages, by token; null: off")
     reward_weight: float = Field(1.0, ge=0.0, description="of the reward's advantage")
     distillation: DistillationConfig = DistillationConfig()
-    gamma: float = Field(1.0, ge=0.0, le=1.0)
-    gae_lambda: float = Field(1.0, ge=0.0, le=1.0)
+    gamma: float = Field(1.0, ge=0.0, le=1.0, description="of GAE: discount from token to token")
+    gae_lambda: float = Field(
+        1.0, ge=0.0, le=1.0, description="of GAE: 0 trusts the critic, 1 the returns"
+    )
     min_usable_group_size: int | None = Field(
         None, ge=1, description="null: 2 with group statistics, else 1"
     )

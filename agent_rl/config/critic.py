@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from agent_rl.config.actor import OptimizerConfig
-from agent_rl.config.section import Section
+from agent_rl.config.section import Dtype, Section
 
 
 class CriticConfig(Section):
@@ -17,13 +17,13 @@ class CriticConfig(Section):
         "separate", description="a model of its own, or a value head on the actor's"
     )
     path: str | None = Field(None, description="folder of its start; null: that of the actor")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of its weights")
+    dtype: Dtype = Field("float32", description="of its weights")
     optimizer: OptimizerConfig = Field(
         OptimizerConfig(lr=1e-5), description="of a separate critic; a shared head has the actor's"
     )
     ppo_n_minibatches: int = Field(1, ge=1, description="optimizer steps for one batch")
     max_tokens_per_mb: int = Field(2048, ge=1, description="tokens of one forward pass")
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool = Field(False, description="see actor.gradient_checkpointing")
     loss_coef: float = Field(0.5, gt=0.0, description="of the value loss in a shared trunk's loss")
     eps_clip: float = Field(0.5, gt=0.0, description="how far a step may move a value for free")
     huber_delta: float | None = Field(None, gt=0.0, description="null: squared error")

@@ -28,14 +28,18 @@ class LaunchConfig(Section):
 class EngineConfig(Section):
     """engine: what samples. local: the embedded engine, on the actor's parameters and device."""
 
-    backend: Literal["local", "sglang", "vllm"] = "local"
+    backend: Literal["local", "sglang", "vllm"] = Field(
+        "local", description="the embedded engine, or servers of one kind"
+    )
     max_batch_size: int = Field(32, ge=1, description="local: sequences decoded together")
     max_seq_len: int = Field(
         2048, ge=8, description="local: prompt and completion tokens of a sequence"
     )
     addresses: tuple[str, ...] = Field((), description="servers: http://host:port of each")
     launch: LaunchConfig | None = Field(None, description="servers: start them, in place of those")
-    api_key: str | None = Field(None, description="servers: sent as bearer token")
+    api_key: str | None = Field(
+        None, repr=False, description="servers: sent as bearer token; null: none is sent"
+    )
     routing: Literal["round_robin", "least_loaded", "prefix"] = Field(
         "prefix", description="servers: who takes a request; prefix: who has most of it cached"
     )

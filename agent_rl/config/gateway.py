@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from agent_rl.config.section import ChatSection, LimitS, TimeoutS
+from agent_rl.config.section import ChatSection, Fsync, LimitS, TimeoutS
 
 
 def _header_safe(key: str) -> str:
@@ -46,7 +46,7 @@ class GatewayConfig(ChatSection):
     journal: str | None = Field(
         None, description="file that sessions survive a restart in; null: they end with the process"
     )
-    fsync: Literal["always", "never"] = Field(
+    fsync: Fsync = Field(
         "always", description="never: a turn survives a killed process, not a power failure"
     )
     max_sessions: int = Field(1024, ge=1, description="open sessions; one more is answered 429")

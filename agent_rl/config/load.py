@@ -108,11 +108,8 @@ def _field_names(keys: list[str]) -> list[str]:
         section = next(
             option
             for option in options
-            if hasattr(option, "__init__")
-            and (
-                isinstance(option, type)
-                and (issubclass(option, BaseModel) or option is GenerationConfig)
-            )
+            if isinstance(option, type)
+            and (issubclass(option, BaseModel) or option is GenerationConfig)
         )
     if section is GenerationConfig:
         return list(GenerationConfig.__dataclass_fields__)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
 from agent_rl.config.section import LimitS, Section, TimeoutS
+
+Method: TypeAlias = Literal["binary", "opd", "combine"]
 
 
 class JudgeConfig(Section):
@@ -20,7 +22,7 @@ class JudgeConfig(Section):
     )
     model: str = Field("default", description="name that the endpoint knows the judge by")
     votes: int = Field(3, ge=1, description="answers of which the majority decides; a tie is 0")
-    temperature: float = Field(0.6, ge=0.0)
+    temperature: float = Field(0.6, ge=0.0, description="of votes and hints; 0: greedy")
     max_tokens: int | None = Field(
         1024, ge=1, description="of one vote; null: what the context leaves"
     )
@@ -29,8 +31,8 @@ class JudgeConfig(Section):
     max_concurrent: int = Field(8, ge=1, description="votes asked for at the same time")
     turn_prompt: str | None = Field(None, description="file in place of prompts/turn_judge.txt")
     hint_prompt: str | None = Field(None, description="file in place of prompts/hint.txt")
-    cost_per_million_input_tokens: float = Field(0.0, ge=0.0)
-    cost_per_million_output_tokens: float = Field(0.0, ge=0.0)
+    cost_per_million_input_tokens: float = Field(0.0, ge=0.0, description="of prompts")
+    cost_per_million_output_tokens: float = Field(0.0, ge=0.0, description="of answers")
     max_cost: float | None = Field(
         None, gt=0.0, description="judging stops when it has cost this much; serving goes on"
     )
@@ -59,7 +61,7 @@ class PrivacyConfig(Section):
 class OnlineConfig(Section):
     """online: what is learnt from served conversations, and how."""
 
-    method: Literal["binary", "opd", "combine"] = Field(
+    method: Method = Field(
         "binary", description="binary: a judge's score; opd: hints distilled; combine: both"
     )
     update_mode: Literal["live", "gate"] = Field(

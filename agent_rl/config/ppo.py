@@ -22,9 +22,9 @@ from agent_rl.types import GenerationConfig
 class StepsConfig(Section):
     """saver, recover and evaluator: how often; whichever is due first. All null: never."""
 
-    freq_epochs: int | None = Field(None, ge=1)
-    freq_steps: int | None = Field(None, ge=1)
-    freq_secs: float | None = Field(None, gt=0)
+    freq_epochs: int | None = Field(None, ge=1, description="every so many epochs")
+    freq_steps: int | None = Field(None, ge=1, description="every so many steps")
+    freq_secs: float | None = Field(None, gt=0, description="after so many seconds")
 
 
 class EvaluatorConfig(StepsConfig):
@@ -42,22 +42,26 @@ class RecoverConfig(StepsConfig):
     mode: Literal["off", "auto"] = Field(
         "off", description="auto: write the state, and go on from it where there is one"
     )
-    freq_secs: float | None = Field(600.0, gt=0)
+    freq_secs: float | None = Field(600.0, gt=0, description="after so many seconds")
 
 
 class PPOConfig(Section):
     """The config of ``PPOTrainer``."""
 
-    experiment_name: FolderName = Field("agent_rl", min_length=1)
+    experiment_name: FolderName = Field(
+        "agent_rl", min_length=1, description="of runs that belong together"
+    )
     trial_name: FolderName = Field("trial", description="may be empty: no folder of its own")
     fileroot: str = Field(
         "runs", description="the run is written to {fileroot}/{experiment_name}/{trial_name}"
     )
-    seed: int = 1
-    total_train_epochs: int = Field(1, ge=1)
+    seed: int = Field(1, description="of data order, sampling and training")
+    total_train_epochs: int = Field(1, ge=1, description="passes over train_dataset")
     total_train_steps: int | None = Field(None, ge=1, description="null: by epochs")
     tokenizer_path: str = Field("", description="Hugging Face folder of model and tokenizer")
-    gconfig: GenerationConfig = GenerationConfig()
+    gconfig: GenerationConfig = Field(
+        GenerationConfig(), description="sampling, where an agent's request says nothing"
+    )
     eval_gconfig: GenerationConfig | None = Field(None, description="null: greedy gconfig")
     rollout: RolloutConfig = RolloutConfig()
     engine: EngineConfig = EngineConfig()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field
 
-from agent_rl.config.section import Section
+from agent_rl.config.section import Dtype, Section
 
 
 class RefConfig(Section):
@@ -17,5 +15,5 @@ class RefConfig(Section):
         description="its folder; null: where the actor starts, which with actor.lora takes no "
         "memory (its adapters are switched off)",
     )
-    dtype: Literal["float32", "bfloat16"] | None = Field(None, description="null: actor.dtype")
+    dtype: Dtype | None = Field(None, description="null: actor.dtype")
     max_tokens_per_mb: int = Field(4096, ge=1, description="tokens of one forward pass")

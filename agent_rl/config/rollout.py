@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from agent_rl.config.section import ChatSection, Section, TimeoutS
+from agent_rl.config.section import ChatSection, Fsync, Section, TimeoutS
 from agent_rl.types import ExportStyle
 
 
@@ -108,7 +108,7 @@ class RolloutConfig(Section):
     journal: bool = Field(
         False, description="finished groups are on disk before they count; see guides/workflows"
     )
-    journal_fsync: Literal["always", "never"] = Field(
+    journal_fsync: Fsync = Field(
         "always", description="never: a power failure, but no crash of the process, may lose some"
     )
     dump_to_file: bool = Field(False, description="write every trajectory as JSON lines")

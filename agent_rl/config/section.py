@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -27,6 +27,8 @@ def _one_folder(name: str) -> str:
     return name
 
 
+Dtype: TypeAlias = Literal["float32", "bfloat16"]
+Fsync: TypeAlias = Literal["always", "never"]
 FolderName = Annotated[str, AfterValidator(_one_folder)]
 
 

@@ -18,16 +18,18 @@ class TensorBoardConfig(Section):
 class WandbConfig(Section):
     """stats_logger.wandb."""
 
-    mode: Literal["online", "offline", "shared", "disabled"] = "disabled"
+    mode: Literal["online", "offline", "shared", "disabled"] = Field(
+        "disabled", description="offline: on this machine; shared: several processes, one run"
+    )
     base_url: str | None = Field(None, description="null: WANDB_BASE_URL, else the public service")
     api_key: str | None = Field(None, repr=False, description="null: WANDB_API_KEY or a login")
     entity: str | None = Field(None, description="user or team that owns the run")
     project: str | None = Field(None, description="null: experiment_name")
     name: str | None = Field(None, description="null: trial_name")
-    job_type: str | None = None
+    job_type: str | None = Field(None, description="kind of run, to filter by")
     group: str | None = Field(None, description="null: {experiment_name}_{trial_name}")
-    notes: str | None = None
-    tags: tuple[str, ...] = ()
+    notes: str | None = Field(None, description="shown with the run")
+    tags: tuple[str, ...] = Field((), description="shown with the run, to filter by")
     id_suffix: str = Field(
         "train",
         min_length=1,
@@ -38,7 +40,9 @@ class WandbConfig(Section):
 class SwanLabConfig(Section):
     """stats_logger.swanlab."""
 
-    mode: Literal["cloud", "local", "offline", "disabled"] = "disabled"
+    mode: Literal["cloud", "local", "offline", "disabled"] = Field(
+        "disabled", description="local: its dashboard on this machine; offline: files only"
+    )
     api_key: str | None = Field(None, repr=False, description="null: SWANLAB_API_KEY or a login")
     project: str | None = Field(None, description="null: experiment_name")
     name: str | None = Field(None, description="null: {trial_name}_train")
@@ -47,7 +51,9 @@ class SwanLabConfig(Section):
 class TrackioConfig(Section):
     """stats_logger.trackio."""
 
-    mode: Literal["online", "local", "disabled"] = "disabled"
+    mode: Literal["online", "local", "disabled"] = Field(
+        "disabled", description="online: to a Space; local: on this machine"
+    )
     project: str | None = Field(None, description="null: experiment_name")
     name: str | None = Field(None, description="null: trial_name")
     space_id: str | None = Field(None, description="the Space of mode online")

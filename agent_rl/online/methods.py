@@ -15,11 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
+from agent_rl.config import Method
 from agent_rl.online.teacher import TeacherScores
-
-Method: TypeAlias = Literal["binary", "opd", "combine"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

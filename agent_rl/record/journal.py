@@ -18,12 +18,11 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Literal, Self, TypeAlias
+from typing import IO, Self
 
+from agent_rl.config import Fsync
 from agent_rl.errors import JournalError
 from agent_rl.types import JsonObject
-
-Fsync: TypeAlias = Literal["always", "never"]
 
 logger = logging.getLogger(__name__)
 

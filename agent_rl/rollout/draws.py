@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_rl.config import RolloutConfig
+from agent_rl.config import Fsync, RolloutConfig
 from agent_rl.errors import ConfigError, JournalError
 from agent_rl.record.codec import decode_trajectory, encode_trajectory
-from agent_rl.record.journal import Fsync, Journal
+from agent_rl.record.journal import Journal
 from agent_rl.rollout.dataloader import DataSource, as_native
 from agent_rl.rollout.lane import STALE, Finished, Submission
 from agent_rl.rollout.staleness import head_version

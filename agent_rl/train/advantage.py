@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from agent_rl.train.loss import KLEstimator, kl_estimate, log_ratio
+from agent_rl.config import KLEstimator
+from agent_rl.train.loss import kl_estimate, log_ratio
 
 
 def rewards_at_end(rewards: Tensor, mask: Tensor, rows: Tensor) -> Tensor:

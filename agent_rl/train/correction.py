@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from agent_rl.config import RejectionSamplingConfig
-from agent_rl.train.loss import KLEstimator, kl_estimate, log_ratio, row_mean
+from agent_rl.config import KLEstimator, RejectionSamplingConfig
+from agent_rl.train.loss import kl_estimate, log_ratio, row_mean
 
 _KL_METRICS: dict[str, KLEstimator] = {"kl_k1": "k1", "kl_k2": "k2", "kl_k3": "k3"}
 

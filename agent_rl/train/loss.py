@@ -9,20 +9,12 @@ is by ``torch.where``: nan at a masked place stays there.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-Aggregation: TypeAlias = Literal[
-    "token-mean",
-    "seq-mean-token-mean",
-    "seq-mean-token-sum",
-    "seq-mean-token-sum-norm",
-    "dr-grpo",
-    "rollout-mean",
-]
-KLEstimator: TypeAlias = Literal["k1", "k2", "k3"]
+from agent_rl.config import Aggregation, KLEstimator
+
 _MAX_LOG_RATIO = 20.0
 
 
