@@ -174,12 +174,21 @@ class LoopThread:
             self._loop.stop()
 
     def _end_tasks(self) -> None:
-        self._loop.run_until_complete(asyncio.sleep(0))  # what was handed over last is a task now
+        self._finish(asyncio.sleep(0))  # what was handed over last is a task now
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
             task.cancel()
         if tasks:
-            self._loop.run_until_complete(asyncio.wait(tasks, timeout=_CANCEL_GRACE_S))
+            self._finish(asyncio.wait(tasks, timeout=_CANCEL_GRACE_S))
         if self._at_end is not None:
-            self._loop.run_until_complete(self._at_end())
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._finish(self._at_end())
+        self._finish(self._loop.shutdown_asyncgens())
+
+    def _finish(self, work: Coroutine[Any, Any, object]) -> None:
+        """Whatever the tasks that end beside it raise."""
+        task = self._loop.create_task(work)
+        while not task.done():
+            try:
+                self._loop.run_until_complete(task)
+            except (KeyboardInterrupt, SystemExit) as error:
+                logger.debug("a task of the %s ended with %r", self._name, error)

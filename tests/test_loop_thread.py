@@ -109,6 +109,39 @@ def test_exit_of_a_task_does_not_end_the_loop(loop_thread, caplog) -> None:
     assert "a task of the collector raised SystemExit(3)" in caplog.text
 
 
+def test_interrupts_of_several_tasks_end_it_in_order(monkeypatch) -> None:
+    """Case B195: the first stops the loop, those that follow nothing more."""
+    unhandled: list[object] = []
+    tasks: list[asyncio.Future[None]] = []
+    monkeypatch.setattr(threading, "excepthook", unhandled.append)
+    ended, died = threading.Event(), threading.Event()
+
+    async def at_end() -> None:
+        ended.set()
+
+    async def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    async def interrupt_at_the_end() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            raise KeyboardInterrupt
+
+    async def start() -> None:
+        work = (interrupt(), interrupt(), interrupt_at_the_end(), asyncio.sleep(60))
+        tasks.extend(asyncio.ensure_future(each) for each in work)
+        await asyncio.wait(tasks)
+
+    thread = LoopThread("collector", on_death=died.set, at_end=at_end)
+    with pytest.raises(RuntimeError, match="was closed during the call") as caught:
+        thread.call(start(), timeout_s=30)
+    assert isinstance(caught.value.__cause__, KeyboardInterrupt)
+    assert died.wait(30) and ended.is_set() and unhandled == []
+    assert [type(task.exception()) for task in tasks[:3]] == [KeyboardInterrupt] * 3
+    assert tasks[3].cancelled()
+
+
 def test_call_gives_up(loop_thread) -> None:
     with pytest.raises(TimeoutError, match=r"within 0\.05 s"):
         loop_thread.call(asyncio.Event().wait(), timeout_s=0.05)
