@@ -8,6 +8,7 @@ user: tool_result, text "go on"          ->  {"role": "tool", ...}, {"role": "us
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,8 +25,8 @@ def system_message(system: str | Sequence[Any] | None) -> list[JsonObject]:
         return []
     if isinstance(system, str):
         return [{"role": "system", "content": system}]
-    parts = [_part(block, f"system[{index}]") for index, block in enumerate(system)]
-    return [{"role": "system", "content": "\n\n".join(part.get("text", "") for part in parts)}]
+    texts = [_text(block, f"system[{index}]") for index, block in enumerate(system)]
+    return [{"role": "system", "content": "\n\n".join(texts)}]
 
 
 def messages_of(messages: Sequence[Any] | None) -> list[JsonObject]:
@@ -82,8 +83,25 @@ def content_blocks(
     if message["content"]:
         blocks.append({"type": "text", "text": message["content"]})
     for call in message.get("tool_calls", ()):
-        blocks.append(tool_use_block(call) | {"input": json.loads(call["function"]["arguments"])})
+        blocks.append(tool_use_block(call) | {"input": _input(call["function"]["arguments"])})
     return blocks
+
+
+def _input(arguments: str) -> JsonObject:
+    """What a model wrote as JSON and Python cannot write again stays as text: 1e999 -> "1e999".
+
+    Half of a surrogate pair becomes U+FFFD. The record keeps the arguments as they are.
+    """
+    given: JsonObject = json.loads(arguments, parse_float=_float_or_text)
+    if "\\u" in arguments:
+        text = json.dumps(given, ensure_ascii=False).encode("utf-16", "surrogatepass")
+        given = json.loads(text.decode("utf-16", "replace"))
+    return given
+
+
+def _float_or_text(number: str) -> float | str:
+    value = float(number)
+    return value if math.isfinite(value) else number
 
 
 def tool_use_block(call: JsonObject) -> JsonObject:
@@ -115,7 +133,7 @@ def _assistant_message(content: Sequence[Any], where: str) -> JsonObject:
     for index, block in enumerate(content):
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "thinking":
-            thoughts.append(str(block.get("thinking") or ""))
+            thoughts.append(_thought(block, f"{where}[{index}]"))
         elif kind == "tool_use":
             calls.append(_call(block, f"{where}[{index}]"))
         else:
@@ -126,6 +144,13 @@ def _assistant_message(content: Sequence[Any], where: str) -> JsonObject:
     if calls:
         message["tool_calls"] = calls
     return message
+
+
+def _thought(block: JsonObject, where: str) -> str:
+    thought = block.get("thinking")
+    if not isinstance(thought, str):
+        raise RequestError(f"{where}.thinking must be a string", param=f"{where}.thinking")
+    return thought
 
 
 def _call(block: JsonObject, where: str) -> JsonObject:

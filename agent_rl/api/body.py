@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agent_rl.errors import RequestError
+from agent_rl.tokens.json_text import MAX_DEPTH, is_deep
 from agent_rl.types import JsonObject
 
-MAX_DEPTH = 100
 _MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 
 
@@ -34,6 +34,9 @@ def parse_body(content: bytes) -> JsonObject:
         raise RequestError(f"the request body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise RequestError("the request body must be a JSON object")
+    # Counting is cheap, and a walk only takes the lists and objects of a long conversation.
+    if content.count(b"{") + content.count(b"[") > MAX_DEPTH and is_deep(body):
+        raise too_deep()
     if _may_have_half_a_pair(content):
         fault = fault_in(body)
         if fault is not None:

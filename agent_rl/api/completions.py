@@ -23,6 +23,8 @@ from agent_rl.api.turn import Turn, read_labels
 from agent_rl.record.plan import PromptPlan, Request
 from agent_rl.types import JsonObject, ModelResponse
 
+_MAX_PROMPTS = 2048  # of one request, as in the OpenAI API
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
@@ -133,6 +135,8 @@ def _prompts(fields: Fields, session: Session) -> list[tuple[str, tuple[int, ...
     prompt = fields.raw("prompt")
     is_list = isinstance(prompt, list) and bool(prompt)
     several = prompt if is_list and isinstance(prompt[0], str | list) else [prompt]
+    if len(several) > _MAX_PROMPTS:
+        raise fields.refusal("prompt", f"holds {len(several)} prompts; {_MAX_PROMPTS} may be sent")
     prompts = []
     for one in several:
         if isinstance(one, str):

@@ -17,6 +17,9 @@ def _refuse_constant(name: str) -> None:
 
 
 _DECODER = JSONDecoder(parse_constant=_refuse_constant)
+# Python reads about 950 levels, and fewer where more calls are on its stack: what was read once
+# could not be read again, from a journal for one.
+MAX_DEPTH = 100
 
 
 def object_members(text: str, start: int, end: int) -> tuple[dict[str, str], int] | None:
@@ -53,11 +56,28 @@ def object_members(text: str, start: int, end: int) -> tuple[dict[str, str], int
 
 
 def value_at(text: str, start: int) -> tuple[Any, int] | None:
-    """The JSON value at ``start`` and where it ends."""
+    """The JSON value at ``start`` and where it ends; None where it is too deep too."""
     try:
-        return _DECODER.raw_decode(text, start)
+        value, end = _DECODER.raw_decode(text, start)
     except (ValueError, RecursionError):
         return None
+    num_opened = text.count("[", start, end) + text.count("{", start, end)
+    return None if num_opened > MAX_DEPTH and is_deep(value) else (value, end)
+
+
+def is_deep(value: object) -> bool:
+    """Whether more than MAX_DEPTH lists and objects stand in one another. It walks over them."""
+    level: list[Any] = [[value]]
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            item
+            for each in level
+            for item in (each.values() if isinstance(each, dict) else each)
+            if isinstance(item, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def is_object(text: str) -> bool:

@@ -112,3 +112,35 @@ def test_what_cannot_be_read_is_named(message: dict[str, Any], complaint: str) -
 def test_tools_of_a_server_are_refused_by_name() -> None:
     with pytest.raises(RequestError, match=r"tools\[0\] is the built-in tool 'bash_20250124'"):
         tools_of([{"type": "bash_20250124", "name": "bash"}])
+
+
+def test_an_input_that_python_could_not_write_again() -> None:
+    """Valid JSON of a model: a number beyond floats, half of a surrogate pair, an emoji."""
+    text = '{"x": 1e999, "y": [-1.5, "\\ud83d!", "\\ud83d\\ude42"]}'
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": text}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    (block,) = content_blocks(message, signature="s", shows_thinking=True)
+    assert block["input"] == {"x": "1e999", "y": [-1.5, "\ufffd!", "\U0001f642"]}
+
+
+@pytest.mark.parametrize(
+    ("system", "param"),
+    [
+        ([{"type": "text", "text": "a"}, {"type": "image", "source": {}}], "system[1]"),
+        (
+            [{"type": "image", "source": {"type": "url", "url": "http://x"}}],
+            "system[0]",
+        ),
+    ],
+)
+def test_a_system_prompt_loses_no_block(system: list[Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        system_message(system)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("thinking", [None, 5, {}])
+def test_thinking_is_text(thinking: Any) -> None:
+    blocks = [{"type": "thinking", "thinking": thinking}]
+    with pytest.raises(RequestError, match="thinking must be a string"):
+        messages_of([{"role": "assistant", "content": blocks}])

@@ -30,6 +30,8 @@ from agent_rl.tokens.format import ChatFormat
         (b"[1]", None, "must be a JSON object"),
         (b"\xff", None, "not JSON"),
         (b'{"a": ' + b"[" * 100_000, None, "nested too deeply"),
+        (b'{"a": ' + b"[" * 100 + b"]" * 100 + b"}", None, "nested too deeply"),
+        (b'{"a": ' + b'["]", ' * 100 + b"1" + b"]" * 100 + b"}", None, "nested too deeply"),
     ],
 )
 def test_what_is_refused(content: bytes, param: str | None, why: str) -> None:
@@ -40,6 +42,8 @@ def test_what_is_refused(content: bytes, param: str | None, why: str) -> None:
 
 def test_what_only_looks_like_it_is_taken() -> None:
     content = b'{"a": "NaN \\ud83d\\ude42", "b": "{\\"x\\": \\"\\\\ud83d\\"}", "c": "Infinity"}'
+    shallow = b'{"a": [' + b"[{}, {}]," * 200 + b"[" * 98 + b"]" * 98 + b"]}"
+    assert len(parse_body(shallow)["a"]) == 201
     assert parse_body(content) == {"a": "NaN 🙂", "b": '{"x": "\\ud83d"}', "c": "Infinity"}
 
 

@@ -129,3 +129,10 @@ async def test_models(tokenizer: Any) -> None:
     model = await client.models.retrieve("org/any-name")
     Model.model_validate(model.to_dict())
     assert model.id == "org/any-name"
+
+
+async def test_one_request_holds_so_many_prompts(tokenizer: Any) -> None:
+    client = ArealOpenAI(ScriptedEngine([], tokenizer=tokenizer), tokenizer)
+    with pytest.raises(openai.BadRequestError, match="holds 2049 prompts; 2048 may be sent"):
+        await client.completions.create(model="m", prompt=["a"] * 2049)
+    assert not client.interactions

@@ -10,7 +10,8 @@ from agent_rl import ArealOpenAI, ScriptedEngine
 
 USER = {"role": "user", "content": "hi"}
 TOOLS: Any = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-NESTED = "[" * 480 + "]" * 480
+NESTED = "[" * 90 + "]" * 90
+TOO_DEEP = "[" * 480 + "]" * 480
 
 
 @pytest.mark.parametrize("style", ["hf", "concat"])
@@ -18,6 +19,7 @@ NESTED = "[" * 480 + "]" * 480
     ("call", "is_call"),
     [
         ('{"name": "f", "arguments": {"x": ' + NESTED + "}}", True),
+        ('{"name": "f", "arguments": {"x": ' + TOO_DEEP + "}}", False),
         ('{"name": "f", "arguments": {"x": "\\ud83d"}}', True),
         ('{"name": "\\ud83d", "arguments": {}}', False),
         ('{"name": "f", "arguments": "{\\"x\\": \\"\\ud83d\\"}"}', False),

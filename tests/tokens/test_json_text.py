@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from agent_rl.tokens.json_text import as_text, dump, object_members
+from agent_rl.tokens.json_text import as_text, dump, is_deep, object_members
 
 
 def test_members_keep_their_text() -> None:
@@ -27,3 +27,14 @@ def test_dump_escapes_only_what_utf8_cannot_write() -> None:
     assert dump({"x": "é 🙂"}) == '{"x": "é 🙂"}'
     assert dump({"x": "\ud83d"}) == '{"x": "\\ud83d"}'
     assert json.loads(dump({"x": "\ud83d"})) == {"x": "\ud83d"}
+
+
+def test_arguments_that_could_not_be_read_again_are_none() -> None:
+    """100 levels, the object itself among them, are taken; brackets inside strings are none."""
+    for depth, is_taken in [(99, True), (100, False), (100_000, False)]:
+        text = '{"x": ' + "[" * depth + "]" * depth + "}"
+        assert (object_members('{"arguments": ' + text + "}", 0, len(text) + 15) is not None) is (
+            is_taken
+        )
+    assert object_members('{"x": "' + "[" * 500 + '"}', 0, 600) is not None
+    assert not is_deep("[" * 500)
