@@ -35,6 +35,7 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._rust = _rust_of(tokenizer)
         added = dict(getattr(tokenizer, "added_tokens_decoder", None) or {})
         named = [getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad")]
         special = {*(getattr(tokenizer, "all_special_ids", None) or ()), *named} - {None}
@@ -59,10 +60,16 @@ class Vocabulary:
             text.encode()
         except UnicodeEncodeError:
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        rust = self._rust
+        # Somebody's call of the tokenizer may have left it padding, cutting or splitting marks.
+        if rust and not (rust.padding or rust.truncation or rust.encode_special_tokens):
+            return list(rust.encode(text, add_special_tokens=False).ids)
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ids, special tokens included."""
+        if self._rust is not None:
+            return str(self._rust.decode(token_ids, skip_special_tokens=False))
         return str(self._tokenizer.decode(list(token_ids), **self._options))
 
     def text_behind(self, before: Sequence[int], token_ids: Sequence[int]) -> str:
@@ -107,3 +114,19 @@ class Vocabulary:
     @property
     def pad_is_end(self) -> bool:
         return self.pad_id is not None and self.text_of(self.pad_id) in _END_NAMES
+
+
+def _rust_of(tokenizer: Tokenizer) -> Any | None:
+    """The `tokenizers` object in a fast tokenizer, where transformers' own methods stand around it.
+
+    Their handling of arguments costs several times the work itself, and it sets state that threads
+    share ("Already borrowed"). A class with methods of its own is asked through them.
+    """
+    methods = [
+        getattr(type(tokenizer), name, None)
+        for name in ("encode", "_encode_plus", "_batch_encode_plus", "decode", "_decode")
+    ]
+    modules = {method.__module__ for method in methods if method is not None}
+    if not all(name.startswith("transformers.tokenization_utils") for name in modules):
+        return None
+    return getattr(tokenizer, "backend_tokenizer", None)
