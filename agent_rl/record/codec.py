@@ -55,17 +55,15 @@ _PLAIN = (
 def encode_interaction(
     interaction: InteractionWithTokenLogpReward, known: Container[str] = ()
 ) -> JsonObject:
-    """
-    Args:
-        known: ids of interactions that the reader will have: those are only named.
+    """What ``json.dumps`` writes, as long as what the interaction holds is JSON.
 
-    Raises:
-        JournalError: something in it is not JSON.
+    Args:
+        known: ids of interactions that the reader will have: those are only named, and the cost is
+            that of what is new.
     """
     history = interaction.history
     is_known = history is not None and history.interaction_id in known
-    num_before = history.num_messages if history is not None and is_known else 0
-    encoded = {
+    return {
         **{name: getattr(interaction, name) for name in _PLAIN},
         "reward": _number(interaction.reward),
         "rollout_reward": _number(interaction.rollout_reward),
@@ -73,13 +71,11 @@ def encode_interaction(
         "is_leaf": interaction.is_leaf,
         "parent": None if interaction.parent is None else interaction.parent.interaction_id,
         "history": None if history is None else history.interaction_id,
-        "messages": interaction.messages[num_before:],
+        "messages": interaction.new_messages if is_known else interaction.messages,
         "messages_after": history.interaction_id if history is not None and is_known else None,
         "trained_from": interaction.trained_from,
         **_encode_path(interaction, known),
     }
-    whole: JsonObject = as_json(encoded, f"interaction {interaction.interaction_id!r}")
-    return whole
 
 
 def decode_interaction(
@@ -135,8 +131,7 @@ def _encode_path(
     interaction: InteractionWithTokenLogpReward, known: Container[str]
 ) -> dict[str, object]:
     """The pieces back to one whose interaction is known, oldest first; None without ids."""
-    response = interaction.model_response
-    if response is None:
+    if interaction.stop_reason is None:
         return {"path": None}
     pieces: list[JsonObject] = []
     path: TokenPath | None = interaction.path
@@ -151,11 +146,11 @@ def _encode_path(
     return {
         "path": pieces[::-1],
         "path_after": path_after,
-        "stop_reason": response.stop_reason,
-        "latency_s": response.latency_s,
-        "ttft_s": response.ttft_s,
-        "num_cached_tokens": response.num_cached_tokens,
-        "top_logprobs": _encode_top(response.output_top_logprobs),
+        "stop_reason": interaction.stop_reason,
+        "latency_s": interaction.latency_s,
+        "ttft_s": interaction.ttft_s,
+        "num_cached_tokens": interaction.num_cached_tokens,
+        "top_logprobs": _encode_top(interaction.top_logprobs),
     }
 
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 class InteractionWithTokenLogpReward:
     """One call of the model, exactly as sampled.
 
+    ``latency_s``, ``ttft_s``, ``top_logprobs`` and ``num_cached_tokens`` are the engine's, as in
+    ``ModelResponse``; a call without ids does not have them.
+
     Args:
         messages: the whole request.
         parent: the interaction whose prompt and completion ids begin this one's prompt.
@@ -39,11 +42,8 @@ class InteractionWithTokenLogpReward:
     __slots__ = (
         "_history",
         "_new_messages",
-        "_num_cached",
         "_path",
         "_stop_reason",
-        "_times_s",
-        "_top_logprobs",
         "_trained_from",
         "chat_template_kwargs",
         "chat_template_type",
@@ -53,7 +53,9 @@ class InteractionWithTokenLogpReward:
         "interaction_id",
         "is_leaf",
         "key",
+        "latency_s",
         "metadata",
+        "num_cached_tokens",
         "num_messages",
         "num_recorded",
         "original_reward",
@@ -64,6 +66,8 @@ class InteractionWithTokenLogpReward:
         "rollout_reward",
         "temperature",
         "tools",
+        "top_logprobs",
+        "ttft_s",
     )
 
     def __init__(
@@ -121,9 +125,9 @@ class InteractionWithTokenLogpReward:
         if response is None:
             return
         self._stop_reason = response.stop_reason
-        self._times_s = (response.latency_s, response.ttft_s)
-        self._top_logprobs = response.output_top_logprobs
-        self._num_cached = response.num_cached_tokens
+        self.latency_s, self.ttft_s = response.latency_s, response.ttft_s
+        self.top_logprobs = response.output_top_logprobs
+        self.num_cached_tokens = response.num_cached_tokens
         if path is None:
             self._path = _path_of(response, self.parent, self.temperature)
 
@@ -136,6 +140,11 @@ class InteractionWithTokenLogpReward:
             pieces.append(node._new_messages)
             node = node._history
         return [message for piece in reversed(pieces) for message in piece]
+
+    @property
+    def new_messages(self) -> list[JsonObject]:
+        """``messages`` behind those of the history."""
+        return list(self._new_messages)
 
     @property
     def history(self) -> InteractionWithTokenLogpReward | None:
@@ -163,11 +172,11 @@ class InteractionWithTokenLogpReward:
             output_logprobs=tuple(path.logprobs),
             output_versions=tuple(path.versions),
             stop_reason=self._stop_reason,
-            latency_s=self._times_s[0],
-            ttft_s=self._times_s[1],
-            output_top_logprobs=self._top_logprobs,
+            latency_s=self.latency_s,
+            ttft_s=self.ttft_s,
+            output_top_logprobs=self.top_logprobs,
             output_forced=None if path.forced is None else tuple(map(bool, path.forced)),
-            num_cached_tokens=self._num_cached,
+            num_cached_tokens=self.num_cached_tokens,
         )
 
     @property
