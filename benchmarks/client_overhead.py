@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from openai.resources.chat import AsyncCompletions
+from peers import areal_client
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer
@@ -176,26 +177,7 @@ async def measure_peer(tokenizer: Any, mode: str, turns: int) -> dict[int, float
     Raises:
         ImportError: the package, or something that it needs, is not installed.
     """
-    from areal.api import ModelResponse as PeerResponse  # type: ignore[import-not-found]
-    from areal.experimental.openai.client import (  # type: ignore[import-not-found]
-        ArealOpenAI as PeerClient,
-    )
-
-    own = InstantEngine(tokenizer)
-
-    class PeerEngine:
-        async def agenerate(self, req: Any) -> Any:
-            return PeerResponse(
-                input_tokens=list(req.input_ids),
-                output_tokens=list(own.output),
-                output_logprobs=list(own.logprobs),
-                output_versions=list(own.versions),
-                tokenizer=tokenizer,
-                latency=0.0,
-                ttft=0.0,
-            )
-
-    client = PeerClient(PeerEngine(), tokenizer, chat_template_type=mode, api_key="none")
+    client = areal_client(InstantEngine(tokenizer), tokenizer, mode)
     costs: list[float] = []
 
     async def timed(**body: Any) -> Any:

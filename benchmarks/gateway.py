@@ -1,12 +1,13 @@
-"""What the gateway costs besides the model: server CPU per request, beside a bare endpoint.
+"""What the gateway costs besides the model: server CPU per request, beside others in the same run.
 
-    python benchmarks/gateway.py                    # about a minute on one core
+    python benchmarks/gateway.py                    # about two minutes on one core
     python benchmarks/gateway.py --profile 128      # where the time of that turn goes
     python benchmarks/gateway.py --load             # 200 sessions x 20 turns, 10 weight updates
 
 Each server runs in a process of its own whose CPU clock is read from outside, so neither the
 client nor other processes count. The engine answers at once with 64 tokens. The bare endpoint
-reads the same JSON and sends the same JSON back: it is what HTTP itself costs.
+reads the same JSON and sends the same JSON back: it is what HTTP itself costs. The recording proxy
+of `areal` is measured where it can be imported (see peers.py).
 """
 
 from __future__ import annotations
@@ -16,17 +17,21 @@ import asyncio
 import cProfile
 import http.client
 import json
+import os
 import pstats
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from peers import areal_session_key, serve_areal_proxy
 from rich.console import Console
 from rich.table import Table
 
@@ -36,7 +41,8 @@ ANSWER = "A plain answer of some words. " * 9
 LOADED = "loaded gateway concat"
 LATENCY_S = 0.5  # of the engine under load
 WINDOW = 4  # turns around the one that is named
-KINDS = ("bare Starlette", "gateway hf", "gateway concat", "gateway concat, journal")
+PEER = "areal proxy"
+KINDS = ("bare Starlette", PEER, "gateway hf", "gateway concat", "gateway concat, journal")
 KEY = "user"
 
 
@@ -55,6 +61,12 @@ async def serve(kind: str, folder: str) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(small_model())
     scripted = ScriptedEngine([ANSWER], tokenizer=tokenizer, repeat=True, latency_s=LATENCY_S)
     engine: Any = scripted if kind == LOADED else InstantEngine(tokenizer)
+    if kind == PEER:
+        listener = socket.create_server(("127.0.0.1", 0))
+        print(listener.getsockname()[1], flush=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody reads on: its log would fill the pipe
+        await serve_areal_proxy(engine, tokenizer, listener)
+        return
     gateway = Gateway(
         engine,
         tokenizer,
@@ -83,8 +95,6 @@ async def _update(engine: Any) -> None:
 
 
 async def _serve_bare() -> None:
-    import socket
-
     import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import Request
@@ -126,11 +136,18 @@ def _profiled(app: Any) -> Any:
 
 
 class Server:
-    """A running server and its CPU clock."""
+    """A running server and its CPU clock.
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    Raises:
+        ImportError: what it serves is not installed.
+    """
+
+    def __init__(self, kind: str, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
-        self.port = int(process.stdout.readline())
+        port = process.stdout.readline()
+        if not port:
+            raise ImportError(f"{kind} did not start")
+        self.kind, self.port = kind, int(port)
         # The clock of another process, as clock_getcpuclockid(3) makes its number.
         self._clock = (~process.pid << 3) | 2
 
@@ -148,7 +165,7 @@ def running(kind: str) -> Iterator[Server]:
         command = [sys.executable, __file__, "--serve", kind, "--folder", folder]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             try:
-                yield Server(process)
+                yield Server(kind, process)
             finally:
                 process.kill()
 
@@ -156,11 +173,15 @@ def running(kind: str) -> Iterator[Server]:
 class Conversation:
     """One session's messages, which grow by a turn with each call."""
 
-    def __init__(self, connection: http.client.HTTPConnection, name: str) -> None:
-        self._connection = connection
+    def __init__(
+        self, server: Server, name: str, connection: http.client.HTTPConnection | None = None
+    ) -> None:
+        self._connection = connection or server.connect()
+        key = areal_session_key(self._connection, name) if server.kind == PEER else KEY
+        self._path = "/chat/completions" if server.kind == PEER else "/v1/chat/completions"
         self._headers = {
             "content-type": "application/json",
-            "authorization": f"Bearer {KEY}",
+            "authorization": f"Bearer {key}",
             "x-session-id": name,
         }
         self._messages: list[dict[str, str]] = []
@@ -168,35 +189,34 @@ class Conversation:
     def turn(self) -> None:
         index = len(self._messages) // 2
         self._messages.append({"role": "user", "content": f"{index}: {TEXT}"})
-        body = json.dumps({"model": "m", "messages": self._messages})
-        self._connection.request("POST", "/v1/chat/completions", body, self._headers)
+        body = json.dumps({"model": "m", "messages": self._messages, "max_tokens": 64})
+        self._connection.request("POST", self._path, body, self._headers)
         reply = self._connection.getresponse()
         content = reply.read()
         assert reply.status == 200, content
-        self._messages.append(json.loads(content)["choices"][0]["message"])
+        answer = json.loads(content)["choices"][0]["message"]
+        self._messages.append({"role": "assistant", "content": answer["content"]})
 
 
-def by_turn(server: Server, *, conversations: int, profile_at: int | None) -> dict[int, float]:
-    """CPU ms per request over a window of turns, in the conversation that was disturbed least."""
-    costs: dict[int, list[float]] = {turn: [] for turn in TURNS}
-    connection = server.connect()
-    for number in range(conversations):
-        talk = Conversation(connection, f"talk{number}")
-        done = 0
-        for turn in TURNS:
-            while done < turn - 1:
-                talk.turn()
-                done += 1
-            if turn == profile_at and number:
-                _profile(server, "on")
-            start = server.cpu_s()
-            for _ in range(WINDOW):
-                talk.turn()
-            costs[turn].append((server.cpu_s() - start) / WINDOW * 1e3)
-            if turn == profile_at and number:
-                _profile(server, "off")
-            done += WINDOW
-    return {turn: min(values) for turn, values in costs.items()}
+def one_conversation(
+    server: Server, number: int, costs: dict[int, list[float]], *, profile_at: int | None = None
+) -> None:
+    """Adds the CPU ms per request over a window of turns, for each turn of ``costs``."""
+    talk = Conversation(server, f"talk{number}")
+    done = 0
+    for turn in TURNS:
+        while done < turn - 1:
+            talk.turn()
+            done += 1
+        if turn == profile_at:
+            _profile(server, "on")
+        start = server.cpu_s()
+        for _ in range(WINDOW):
+            talk.turn()
+        costs[turn].append((server.cpu_s() - start) / WINDOW * 1e3)
+        if turn == profile_at:
+            _profile(server, "off")
+        done += WINDOW
 
 
 def _profile(server: Server, switch: str) -> None:
@@ -206,11 +226,11 @@ def _profile(server: Server, switch: str) -> None:
     connection.close()
 
 
-def concurrent(server: Server, *, clients: int, turns: int) -> float:
+def concurrent(server: Server, number: int, *, clients: int, turns: int) -> float:
     """CPU ms per request of whole conversations that run at once."""
 
-    def run(number: int) -> None:
-        talk = Conversation(server.connect(), f"at-once{number}")
+    def run(client: int) -> None:
+        talk = Conversation(server, f"at-once{number}-{client}")
         for _ in range(turns):
             talk.turn()
 
@@ -225,7 +245,7 @@ def under_load(server: Server, *, sessions: int, turns: int) -> str:
     times: list[float] = []
 
     def run(number: int) -> None:
-        talk = Conversation(server.connect(), f"load{number}")
+        talk = Conversation(server, f"load{number}")
         for _ in range(turns):
             start = time.perf_counter()
             talk.turn()
@@ -260,17 +280,39 @@ def main() -> None:
         with running(LOADED) as server:
             Console().print(under_load(server, sessions=200, turns=20))
         return
-    table = Table(title="server CPU ms per request (turn = 1 user message + 64 sampled tokens)")
+    if options.profile is not None:
+        with running(KINDS[2]) as server:
+            for number in range(options.conversations):
+                costs = {turn: [] for turn in TURNS}
+                one_conversation(server, number, costs, profile_at=options.profile)
+        return
+    Console().print(compare(options.conversations))
+
+
+def compare(conversations: int) -> Table:
+    """All servers in turn, conversation by conversation: what slows one slows the next as well."""
+    with ExitStack() as stack:
+        servers = []
+        for kind in KINDS:
+            try:
+                servers.append(stack.enter_context(running(kind)))
+            except ImportError as error:
+                Console().print(f"not measured: {error}")
+        costs = {server.kind: {turn: [] for turn in TURNS} for server in servers}
+        at_once = {server.kind: [] for server in servers}
+        for number in range(conversations):
+            for server in servers:
+                one_conversation(server, number, costs[server.kind])
+                at_once[server.kind].append(concurrent(server, number, clients=32, turns=8))
+    table = Table(title="server CPU ms per request: the least and the median of the conversations")
     table.add_column("server")
     for turn in TURNS:
         table.add_column(f"turn {turn}", justify="right")
-    table.add_column("32 clients x 8 turns", justify="right")
-    for kind in KINDS if options.profile is None else KINDS[1:2]:
-        with running(kind) as server:
-            costs = by_turn(server, conversations=options.conversations, profile_at=options.profile)
-            at_once = concurrent(server, clients=32, turns=8)
-        table.add_row(kind, *[f"{costs[turn]:.2f}" for turn in TURNS], f"{at_once:.2f}")
-    Console().print(table)
+    table.add_column("32 at once", justify="right")
+    for kind, by_turn in costs.items():
+        columns = [*by_turn.values(), at_once[kind]]
+        table.add_row(kind, *[f"{min(each):.2f} {median(each):.2f}" for each in columns])
+    return table
 
 
 if __name__ == "__main__":
