@@ -80,7 +80,7 @@ class Dispatcher:
                 self._fail(tries, server, error)
             finally:
                 await self._router.release()
-            await tries.wait(self._router.up)
+            await asyncio.sleep(tries.next_pause_s(self._router.up))
 
     async def abort(self, rid: str) -> None:
         for completion in self._calls.get(rid, ()):
@@ -120,7 +120,7 @@ class Dispatcher:
                 tries.advance()
             elif not self._router.is_paused:
                 tries.failed_on.add(server)  # ended by somebody else, before it began
-            await tries.wait(self._router.up)
+            await asyncio.sleep(tries.next_pause_s(self._router.up))
         return "length"
 
     def _fail(self, tries: Tries, server: Server, error: ServerError) -> None:
@@ -147,21 +147,25 @@ class Dispatcher:
             image_data=completion.request.image_data,
             adapter=self._fleet.weights.adapter,
         )
-        version, start = server.version, len(completion.token_ids)
+        version, turn, start = server.version, server.turn, len(completion.token_ids)
         self._attempts[completion] = (server, attempt.rid)
         is_finished = False
         try:
             async with aclosing(self._pieces(server, completion, attempt)) as pieces:
                 async for piece in pieces:
                     completion.extend(piece, version)
+                    if start == 0:  # later attempts find what this one computed
+                        completion.num_cached = piece.num_cached
                     if piece.finish is not None:
                         is_finished = True
                         # With an adapter they are those of the base weights.
                         if piece.spans is not None and attempt.adapter is None:
                             num_new = len(completion.token_ids) - start
-                            completion.versions[start:] = server.versions(piece.spans, num_new)
-                        if completion.is_guided and not _is_of(server, completion.versions[start:]):
-                            return "abort"  # new weights came before it was scored
+                            completion.versions[start:] = server.versions(
+                                piece.spans, num_new, turn
+                            )
+                        if completion.is_guided and server.turn != turn:
+                            return "abort"  # sampled and scored were not by the same weights
                         completion.settle()
                         self._router.remember(server, completion.ids)
                         return piece.finish
@@ -207,8 +211,3 @@ class Dispatcher:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _is_of(server: Server, versions: Sequence[int]) -> bool:
-    """All of these are the version that the server has now."""
-    return all(version == server.version for version in versions)

@@ -66,9 +66,7 @@ class Fleet:
         infos: dict[Server, ServerInfo] = {}
 
         async def meet(server: Server) -> None:
-            info = await self._api.describe(server.connection)  # may be slow at first
-            # What an earlier trainer may have left behind.
-            await self._api.drop_update(server.connection)
+            info = await self.weights.ask(server)  # may be slow at first
             await self._api.resume(server.connection)
             infos[server] = info
 

@@ -50,6 +50,13 @@ class FleetWeights:
         """Changes whenever there are new weights."""
         return self.version, self.label, self.adapter
 
+    async def ask(self, server: Server) -> ServerInfo:
+        """What it says about itself. Before that, an update that was broken off, maybe by an
+        earlier trainer, is closed: a server whose model is in pieces may die of a question."""
+        if server.is_torn:
+            await self._api.drop_update(server.connection)
+        return await self._api.describe(server.connection)
+
     def adopt(self, infos: Mapping[Server, ServerInfo]) -> None:
         """Begin with the newest weights that a server has. Those that have them are up."""
         newest = max(infos.values(), key=lambda info: _version(info.weight_version))
@@ -156,7 +163,7 @@ class FleetWeights:
 
     async def _keep_old(self, servers: Sequence[Server]) -> None:
         async def restore(server: Server) -> None:
-            await self.restore(server, await self._api.describe(server.connection))
+            await self.restore(server, await self.ask(server))
 
         for server, why in (await on_all(servers, restore, timeout_s=self._timeout_s)).items():
             server.mark_down(why)
@@ -189,11 +196,9 @@ class FleetWeights:
         ready: list[Server] = []
 
         async def prepare(server: Server) -> None:
-            await self._api.describe(server.connection)
+            await self.ask(server)
             if not server.is_up:
                 await self._api.pause(server.connection, "abort")
-            if server.is_torn:
-                await self._api.drop_update(server.connection)
             ready.append(server)
 
         free = [server for server in self._servers if not server.is_changing]
@@ -214,8 +219,6 @@ class FleetWeights:
             raise
 
     async def _load_folder(self, server: Server, folder: Path, label: str) -> None:
-        if server.is_torn:
-            await self._api.drop_update(server.connection)
         server.is_torn = True
         await self._api.load_folder(server.connection, folder, label, keeps_cache=self._keeps_cache)
         found = (await self._api.describe(server.connection)).weight_version

@@ -94,7 +94,7 @@ class Keeper:
 
     async def _probe(self, server: Server) -> None:
         before = self._weights.present
-        lack = self._weights.lacks(await self._describe(server))
+        lack = self._weights.lacks(await self._ask(server))
         is_settled = before == self._weights.present and not self._control.locked()
         if lack is not None and is_settled:
             self._strikes[server] = _MAX_STRIKES
@@ -105,7 +105,7 @@ class Keeper:
         if server.is_changing:
             return  # by an update, which will bring it back
         with server.changing():
-            info, present = await self._describe(server), self._weights.present
+            info, present = await self._ask(server), self._weights.present
             async with asyncio.timeout(self._restore_timeout_s):
                 await self._api.pause(server.connection, "abort")
                 await self._weights.restore(server, info)
@@ -120,6 +120,6 @@ class Keeper:
             logger.warning("%s is back with weights %d", server.address, server.version)
             await self._router.look_again()
 
-    async def _describe(self, server: Server) -> ServerInfo:
+    async def _ask(self, server: Server) -> ServerInfo:
         async with asyncio.timeout(self._probe_timeout_s):
-            return await self._api.describe(server.connection)
+            return await self._weights.ask(server)

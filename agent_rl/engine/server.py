@@ -27,7 +27,8 @@ _MAX_LABELS = 100
 class Server:
     """To be used on one event loop. It is down until ``mark_up``.
 
-    ``is_torn``: an update began and has not ended well, so nobody knows its weights.
+    ``turn`` counts how often it got weights, or a new name for them.
+    ``is_torn``: an update may have begun and not ended well, so nobody knows its weights.
     ``is_changing``: it is being given weights now, by one who expects nobody else to do so.
     ``first_folder``: of the weights it had at first, while all servers had those.
     """
@@ -35,12 +36,13 @@ class Server:
     def __init__(self, connection: ServerConnection) -> None:
         self.connection = connection
         self.version = -1
-        self.is_torn = False
+        self.turn = 0
+        self.is_torn = True
         self.is_changing = False
         self.first_folder: Path | None = None
         self.in_flight = 0
         self.why_down: str | None = "not contacted yet"
-        self._versions: dict[str, int] = {}
+        self._held: dict[str, tuple[int, int]] = {}  # label -> version, turn
         self._calls: set[asyncio.Future[Any]] = set()
 
     @property
@@ -68,9 +70,11 @@ class Server:
         """Its weights are now ``version``, which it calls ``label``."""
         self.version = version
         self.is_torn = False
-        self._versions[label] = version
-        if len(self._versions) > _MAX_LABELS:
-            del self._versions[next(iter(self._versions))]
+        self.turn += 1
+        self._held.pop(label, None)
+        self._held[label] = version, self.turn
+        if len(self._held) > _MAX_LABELS:
+            del self._held[next(iter(self._held))]
 
     @contextmanager
     def changing(self) -> Iterator[None]:
@@ -80,20 +84,25 @@ class Server:
         finally:
             self.is_changing = False
 
-    def versions(self, spans: tuple[Span, ...], num_tokens: int) -> tuple[int, ...]:
+    def versions(self, spans: tuple[Span, ...], num_tokens: int, since: int) -> tuple[int, ...]:
         """The version of each token: [0, 2) of "3" and [2, 5) of "4" -> (3, 3, 4, 4, 4).
 
+        Args:
+            since: the ``turn`` in which the request was sent. Weights it had before that come back
+                when a server starts anew.
+
         Raises:
-            ServerError: spans that do not cover the tokens, or weights that are not ours.
+            ServerError: spans that do not cover the tokens, or weights that it ought not to have.
         """
         versions: list[int] = []
         for span in spans:
-            if span.label not in self._versions:
+            version, turn = self._held.get(span.label, (-1, -1))
+            if turn < since:
                 raise ServerError(
-                    f"{self.address} sampled from weights it calls {span.label!r}, which were not "
-                    "published here"
+                    f"{self.address} sampled from weights it calls {span.label!r}, which it ought "
+                    "not to have"
                 )
-            versions += [self._versions[span.label]] * (span.end - span.start)
+            versions += [version] * (span.end - span.start)
         if len(versions) != num_tokens:
             raise ServerError(
                 f"{self.address} sent {num_tokens} tokens and weight versions of {len(versions)}"

@@ -6,7 +6,6 @@ time, and at least as long as a busy server asked for.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from agent_rl.engine.server import Server
@@ -41,10 +40,11 @@ class Tries:
         """It got tokens: pauses are short again."""
         self._pause_s = _PAUSE_S[0]
 
-    async def wait(self, up: Sequence[Server]) -> None:
-        """Until it should go on, to one of these servers."""
+    def next_pause_s(self, up: Sequence[Server]) -> float:
+        """How long to wait before it goes on to one of these servers; a new round may begin."""
         if any(server not in self.failed_on for server in up):
-            return
-        await asyncio.sleep(max(self._pause_s, self._busy_s))
+            return 0.0
+        pause_s = max(self._pause_s, self._busy_s)
         self._pause_s, self._busy_s = min(2 * self._pause_s, _PAUSE_S[1]), 0.0
         self.failed_on.clear()
+        return pause_s

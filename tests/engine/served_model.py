@@ -33,13 +33,19 @@ class Faults:
     drop: int = 0
     error_500: int = 0
     busy: int = 0
+    drop_stream: int = 0
     abort_at_once: int = 0
     fail_update: bool = False
     foreign_label: str | None = None
     hides_versions: bool = False
     log: deque[tuple[str, Any]] = field(default_factory=lambda: deque(maxlen=1000))
+    may_tell: asyncio.Event | None = None
     update_begins: asyncio.Event | None = None
     update_may_end: asyncio.Event | None = None
+
+    async def wait_to_tell(self) -> None:
+        if self.may_tell is not None:
+            await self.may_tell.wait()
 
     def take(self, name: str) -> bool:
         left = getattr(self, name)
@@ -70,6 +76,7 @@ class ServedModel:
         self.is_idle.set()
         self.groups: dict[str, torch.distributed.ProcessGroup] = {}
         self.is_receiving = False
+        self.is_dead = False
 
     @property
     def label(self) -> str:

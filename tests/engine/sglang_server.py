@@ -86,6 +86,8 @@ async def generate(model: ServedModel, request: Request, body: dict[str, Any]) -
                     yield f"data: {json.dumps(reply(model, rid, item))}\n\n"
                 else:
                     deltas.append(item)
+                    if len(deltas) == 3 and faults.take("drop_stream"):
+                        request.app.state.drop(request.scope["client"])
                     yield f"data: {json.dumps(partial(rid, ids, deltas))}\n\n"
         yield "data: [DONE]\n\n"
 
@@ -299,6 +301,7 @@ async def model_info(model: ServedModel, request: Request, body: dict[str, Any])
 
 
 async def models(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
+    await model.faults.wait_to_tell()
     base = {"id": model.folder, "max_model_len": model.engine.max_seq_len}
     adapters = [{"id": name, "parent": model.folder} for name in model.adapters]
     return JSONResponse({"object": "list", "data": [base, *adapters]})

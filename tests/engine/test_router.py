@@ -150,8 +150,10 @@ def test_spans_become_versions() -> None:
     only.hold(3, "3")
     only.hold(4, "4")
     spans = (Span(label="3", start=0, end=2), Span(label="4", start=2, end=5))
-    assert only.versions(spans, 5) == (3, 3, 4, 4, 4)
+    assert only.versions(spans, 5, since=1) == (3, 3, 4, 4, 4)
     with pytest.raises(ServerError, match="sent 6 tokens and weight versions of 5"):
-        only.versions(spans, 6)
+        only.versions(spans, 6, since=1)
     with pytest.raises(ServerError, match="weights it calls '9'"):
-        only.versions((Span(label="9", start=0, end=1),), 1)
+        only.versions((Span(label="9", start=0, end=1),), 1, since=1)
+    with pytest.raises(ServerError, match="weights it calls '3', which it ought not to have"):
+        only.versions(spans, 5, since=2)

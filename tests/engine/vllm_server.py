@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from agent_rl.engine.local import LocalEngine
 from agent_rl.errors import ModelLoadError, RequestError
 from agent_rl.types import ModelResponse, TokenDelta
 
@@ -27,6 +28,9 @@ Handler = Callable[[ServedModel, Request, dict[str, Any]], Awaitable[Response]]
 async def generate(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
     faults = model.faults
     faults.log.append(("generate", body))
+    if model.is_receiving:
+        model.is_dead = True  # its layers have no tensors meanwhile
+        return dead()
     if faults.take("drop"):
         request.app.state.drop(request.scope["client"])
     if faults.take("error_500"):
@@ -42,7 +46,7 @@ async def generate(model: ServedModel, request: Request, body: dict[str, Any]) -
     if sampling.get("top_k") == 1:  # certain, after truncation
         return JSONResponse(certain(ids[-1]))
     if "prompt_logprobs" in sampling:
-        return JSONResponse(await score(model, ids))
+        return JSONResponse(await score(model.engine_for(adapter), ids, sampling))
     gconfig = {
         "max_new_tokens": sampling["max_tokens"],
         "min_new_tokens": sampling.get("min_tokens", 0),
@@ -51,6 +55,7 @@ async def generate(model: ServedModel, request: Request, body: dict[str, Any]) -
         "stop_token_ids": tuple(sampling.get("stop_token_ids") or ()),
         "top_logprobs": sampling.get("logprobs", 0),
         "seed": sampling.get("seed"),
+        "grammar": read_grammar(sampling.get("structured_outputs")),
     }
     rid = f"generate-tokens-{body.get('request_id') or secrets.token_hex(16)}"
     wanted = model.request(rid, ids, gconfig)
@@ -62,14 +67,20 @@ async def generate(model: ServedModel, request: Request, body: dict[str, Any]) -
     async def plain() -> dict[str, Any]:
         with model.counted(rid):
             response = await engine.agenerate(wanted)
+            if wanted.gconfig.grammar is not None and response.stop_reason != "abort":
+                response = model.under_grammar(response, wanted.gconfig)
         cached = {"cached_tokens": response.num_cached_tokens or 0}
         usage = {"prompt_tokens": len(ids), "prompt_tokens_details": cached}
         return {"request_id": rid, "choices": [whole(model, response)], "usage": usage}
 
     async def events() -> AsyncIterator[str]:
         """Only what is new in each event; version spans only in the last."""
+        num_sent = 0
         with model.counted(rid):
             async for item in engine.astream(wanted):
+                num_sent += 1
+                if num_sent == 3 and faults.take("drop_stream"):
+                    request.app.state.drop(request.scope["client"])
                 if isinstance(item, TokenDelta):
                     new = choice(item.token_ids, item.logprobs, None)
                 else:
@@ -81,6 +92,11 @@ async def generate(model: ServedModel, request: Request, body: dict[str, Any]) -
     if body.get("stream"):
         return StreamingResponse(events(), media_type="text/event-stream")
     return JSONResponse(await unless_gone(request, plain()))
+
+
+def dead() -> Response:
+    error = {"message": "EngineCore encountered an issue. See stack trace (above)"}
+    return JSONResponse({"error": error}, status_code=500)
 
 
 def choice(
@@ -121,11 +137,22 @@ def certain(token_id: int) -> dict[str, Any]:
     return {"request_id": "probe", "choices": [choice((token_id,), (0.0,), "length")]}
 
 
-async def score(model: ServedModel, ids: list[int]) -> dict[str, Any]:
-    logprobs = await model.engine.score(ids, len(ids) - 1)
+def read_grammar(outputs: dict[str, Any] | None) -> str | None:
+    """As with --structured-outputs-config.backend guidance."""
+    if outputs is None:
+        return None
+    (kind, text), *others = outputs.items()
+    assert not others and kind in ("json", "grammar")
+    return f"start: %json {text}\n" if kind == "json" else str(text)
+
+
+async def score(engine: LocalEngine, ids: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
+    num_top = sampling["prompt_logprobs"]
+    logprobs = await engine.score(ids, len(ids) - 1)
+    tops = await engine.score_top(ids, len(ids) - 1, num_top) if num_top else [()] * len(logprobs)
     entries = [
-        {str(token_id): {"logprob": logprob, "rank": 1}}
-        for token_id, logprob in zip(ids[1:], logprobs, strict=True)
+        {str(other): {"logprob": value} for other, value in ((token_id, logprob), *top)}
+        for token_id, logprob, top in zip(ids[1:], logprobs, tops, strict=True)
     ]
     return {**certain(ids[-1]), "prompt_logprobs": [None, *entries]}
 
@@ -246,9 +273,15 @@ async def world_size(model: ServedModel, request: Request, body: dict[str, Any])
 
 
 async def models(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
+    await model.faults.wait_to_tell()
     base = {"id": "base", "root": model.first_folder, "max_model_len": model.engine.max_seq_len}
     adapters = [{"id": name, "parent": "base"} for name in model.adapters]
     return JSONResponse({"object": "list", "data": [base, *adapters]})
+
+
+async def server_info(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
+    assert request.query_params["config_format"] == "json"
+    return JSONResponse({"vllm_config": {"structured_outputs_config": {"backend": "guidance"}}})
 
 
 async def health(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
@@ -261,6 +294,8 @@ def vllm_app(model: ServedModel, api_key: str | None = None) -> Starlette:
             given = request.headers.get("authorization", "")
             if api_key is not None and given != f"Bearer {api_key}":
                 return JSONResponse({"error": "Unauthorized"}, status_code=401)
+            if model.is_dead:
+                return dead()
             content = await request.body()
             try:
                 return await handler(model, request, json.loads(content) if content else {})
@@ -284,6 +319,7 @@ def vllm_app(model: ServedModel, api_key: str | None = None) -> Starlette:
     routes += [
         Route("/v1/models", served(models)),
         Route("/weight_info", served(weight_info)),
+        Route("/server_info", served(server_info)),
         Route("/get_world_size", served(world_size)),
         Route("/health", served(health)),
     ]
