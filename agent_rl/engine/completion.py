@@ -29,6 +29,7 @@ class Completion:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
+    is_forced: list[bool] = field(default_factory=list)
     is_aborted: bool = False
     start_s: float = field(default_factory=time.perf_counter)
     first_token_s: float | None = None
@@ -38,6 +39,10 @@ class Completion:
     @property
     def num_left(self) -> int:
         return self.budget - len(self.token_ids)
+
+    @property
+    def is_guided(self) -> bool:
+        return self.request.gconfig.grammar is not None
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -62,6 +67,7 @@ class Completion:
         self.versions += [version] * len(piece.token_ids)
         if self.request.gconfig.top_logprobs:
             self.top_logprobs += piece.top_logprobs or ()
+        self.is_forced += piece.is_forced or ()
 
     def settle(self) -> None:
         """The versions are right: the new tokens may be shown."""
@@ -77,7 +83,13 @@ class Completion:
 
     def drop_unsettled(self) -> None:
         """Forget tokens of which nobody will say any more which weights sampled them."""
-        for values in (self.token_ids, self.logprobs, self.versions, self.top_logprobs):
+        for values in (
+            self.token_ids,
+            self.logprobs,
+            self.versions,
+            self.top_logprobs,
+            self.is_forced,
+        ):
             del values[self._num_settled :]
 
     def response(self, stop_reason: StopReason) -> ModelResponse:
@@ -95,5 +107,6 @@ class Completion:
             output_top_logprobs=tuple(self.top_logprobs)
             if self.request.gconfig.top_logprobs
             else None,
+            output_forced=tuple(self.is_forced) if self.is_guided else None,
             num_cached_tokens=self.num_cached,
         )

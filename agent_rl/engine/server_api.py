@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
 from agent_rl.engine.http import ServerConnection
+from agent_rl.engine.scoring import ScoredToken
 from agent_rl.errors import AgentRLError, EngineError
 from agent_rl.types import GenerationConfig
 
@@ -92,7 +93,8 @@ def read_spans(spans: Sequence[Mapping[str, Any]] | None) -> tuple[Span, ...] | 
 class Piece:
     """The next tokens of an attempt, in order. The last piece has ``finish``, and ``spans`` of
     the whole attempt where the server tells them. ``num_cached`` of the attempt's input ids the
-    server did not have to compute; None: it does not tell."""
+    server did not have to compute; None: it does not tell. ``is_forced``, of pieces sampled by a
+    grammar, says which tokens were the only ones allowed."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -100,6 +102,7 @@ class Piece:
     finish: Finish | None = None
     spans: tuple[Span, ...] | None = None
     num_cached: int | None = None
+    is_forced: tuple[bool, ...] | None = None
 
     def __post_init__(self) -> None:
         if not all(map(math.isfinite, self.logprobs)):
@@ -141,8 +144,14 @@ class ServerApi(Protocol):
         """One piece, or with ``streams`` one as soon as there are new tokens."""
 
     async def score(
-        self, server: ServerConnection, input_ids: Sequence[int], num_scored: int
-    ) -> tuple[float, ...]:
+        self,
+        server: ServerConnection,
+        input_ids: Sequence[int],
+        num_scored: int,
+        *,
+        num_top: int = 0,
+        adapter: str | None = None,
+    ) -> tuple[ScoredToken, ...]:
         """Log-probs, at temperature 1, of the last ``num_scored`` ids given those before."""
 
     async def abort(self, server: ServerConnection, rid: str) -> None: ...

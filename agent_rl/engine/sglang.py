@@ -1,8 +1,9 @@
 """SGLang's HTTP protocol, as of 0.5.23: ids to ``/generate``, control calls for new weights.
 
 Log-probs are ``log_softmax(logits / temperature)`` before top-p, top-k and min-p. What changes the
-logits before that (penalties, logit_bias, min_new_tokens, grammars) would change the log-probs
-too, so it is not offered. Spans in the answer say which weights sampled which token.
+logits before that (penalties, logit_bias, min_new_tokens) would change the log-probs too, so it is
+not offered; for grammars see ``guided.py``. Spans in the answer say which weights sampled which
+token.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
+from agent_rl.engine.guided import server_grammar
 from agent_rl.engine.http import ServerConnection
+from agent_rl.engine.scoring import ScoredToken
 from agent_rl.engine.server_api import (
     Attempt,
     GroupMember,
@@ -33,12 +36,22 @@ _RESERVED = 5
 
 class SGLang:
     pause_modes: frozenset[PauseMode] = frozenset({"abort", "retract", "in_place"})
-    supported = frozenset({"top_p", "top_k", "min_p", "stop", "top_logprobs", "image_data"})
+    supported = frozenset(
+        {"top_p", "top_k", "min_p", "stop", "top_logprobs", "image_data", "grammar"}
+    )
+
+    def __init__(self) -> None:
+        self._grammar_backends: dict[str, str] = {}
 
     async def describe(self, server: ServerConnection) -> ServerInfo:
         models = await server.get("/v1/models")
         info = await server.get("/model_info")
         supported = self.supported
+        if server.address not in self._grammar_backends:
+            backend = (await server.get("/server_info")).get("grammar_backend")
+            self._grammar_backends[server.address] = backend or "none"
+        if self._grammar_backends[server.address] == "none":
+            supported = supported - {"grammar"}
         with reading(server):
             if not info.get("has_image_understanding"):
                 supported = supported - {"image_data"}
@@ -59,6 +72,14 @@ class SGLang:
         self, server: ServerConnection, attempt: Attempt, *, streams: bool
     ) -> AsyncGenerator[Piece, None]:
         body = _generate_body(attempt, streams)
+        if attempt.gconfig.grammar is not None:
+            body["sampling_params"] |= server_grammar(
+                attempt.gconfig.grammar,
+                schema_field="json_schema",
+                text_field="ebnf",
+                reads_text=self._grammar_backends.get(server.address) == "llguidance",
+                fix=f"start {server.address} with --grammar-backend llguidance",
+            )
         if not streams:
             answer = await server.post("/generate", body)
             with reading(server):
@@ -76,23 +97,39 @@ class SGLang:
                 yield piece
 
     async def score(
-        self, server: ServerConnection, input_ids: Sequence[int], num_scored: int
-    ) -> tuple[float, ...]:
-        body = {
+        self,
+        server: ServerConnection,
+        input_ids: Sequence[int],
+        num_scored: int,
+        *,
+        num_top: int = 0,
+        adapter: str | None = None,
+    ) -> tuple[ScoredToken, ...]:
+        body: JsonObject = {
             "input_ids": list(input_ids),
             "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
             "return_logprob": True,
             "logprob_start_len": len(input_ids) - num_scored - 1,
+            "top_logprobs_num": num_top,
         }
+        if adapter is not None:
+            body["lora_path"] = adapter
         answer = await server.post("/generate", body, is_idempotent=True)
         with reading(server):
-            entries = answer["meta_info"]["input_token_logprobs"][-num_scored:]
+            meta = answer["meta_info"]
+            if _read_finish(meta["finish_reason"]) == "abort":  # by a pause, perhaps half done
+                raise ServerBusyError(f"{server.address} ended the scoring of a request")
+            entries = meta["input_token_logprobs"][-num_scored:]
             ids = [entry[1] for entry in entries]
             if ids != list(input_ids[-num_scored:]):
                 raise EngineError(
                     f"{server.address} scored the ids {ids}, not those that were sent"
                 )
-            return tuple(float(entry[0]) for entry in entries)
+            tops = meta["input_top_logprobs"][-num_scored:] if num_top else [()] * num_scored
+            return tuple(
+                ScoredToken(logprob=float(entry[0]), top_logprobs=_read_top(top))
+                for entry, top in zip(entries, tops, strict=True)
+            )
 
     async def abort(self, server: ServerConnection, rid: str) -> None:
         await server.post("/abort_request", {"rid": rid}, is_idempotent=True)

@@ -6,7 +6,8 @@ What its log-probs are depends on how it was started (``--logprobs-mode``), whic
     processed_logprobs   after temperature and truncation: right as long as nothing is truncated
     raw_logprobs         of the model itself: right at temperature 1 and for greedy requests
 
-A request is refused if its log-probs would not be log_softmax(logits / temperature).
+A request is refused if its log-probs would not be log_softmax(logits / temperature); for grammars
+see ``guided.py``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+from agent_rl.engine.guided import server_grammar
 from agent_rl.engine.http import ServerConnection
+from agent_rl.engine.scoring import ScoredToken
 from agent_rl.engine.server_api import (
     Attempt,
     GroupMember,
@@ -28,14 +31,18 @@ from agent_rl.engine.server_api import (
     read_spans,
     reading,
 )
-from agent_rl.errors import EngineError, RequestError, ServerError
+from agent_rl.errors import EngineError, RequestError, ServerBusyError, ServerError
 from agent_rl.types import GenerationConfig, JsonObject
 
+# With another backend it reads no grammar but a JSON schema, or its first request decides.
+GRAMMAR_ARGS = ("--structured-outputs-config.backend", "guidance")
+# The token endpoint, and log-probs at any temperature.
+VLLM_ARGS = ("--enable-scale-out", "--logprobs-mode", "processed_logprobs")
 # Teaches its workers to take weights from a process group.
 RECEIVER_ARGS = ("--worker-extension-cls", "agent_rl.engine.vllm_receiver.WeightReceiver")
 
 _GENERATE = "/inference/v1/generate"
-_ALWAYS = frozenset({"stop", "seed", "top_logprobs"})
+_ALWAYS = frozenset({"stop", "seed", "top_logprobs", "grammar"})
 _WITH_RAW = frozenset(
     {"top_p", "top_k", "min_p", "min_new_tokens", "logit_bias", "repetition_penalty"}
 )
@@ -46,12 +53,14 @@ class VLLM:
 
     def __init__(self) -> None:
         self._gives_raw: dict[str, bool] = {}
+        self._reads_grammars: dict[str, bool] = {}
 
     async def describe(self, server: ServerConnection) -> ServerInfo:
         models = await server.get("/v1/models")
         info = await server.get("/weight_info")
         if server.address not in self._gives_raw:
             self._gives_raw[server.address] = await _gives_raw_logprobs(server)
+            self._reads_grammars[server.address] = await _reads_grammars(server)
         with reading(server):
             model, *adapters = models["data"]
             label = str(info["weight_version"])
@@ -72,6 +81,14 @@ class VLLM:
     ) -> AsyncGenerator[Piece, None]:
         self._check(server, attempt.gconfig)
         body, num_top = _generate_body(attempt, streams), attempt.gconfig.top_logprobs
+        if attempt.gconfig.grammar is not None:
+            body["sampling_params"]["structured_outputs"] = server_grammar(
+                attempt.gconfig.grammar,
+                schema_field="json",
+                text_field="grammar",
+                reads_text=self._reads_grammars.get(server.address, False),
+                fix=f"start {server.address} with {' '.join(GRAMMAR_ARGS)}",
+            )
         if not streams:
             answer = await server.post(_GENERATE, body)
             with reading(server):
@@ -89,15 +106,25 @@ class VLLM:
                 yield piece
 
     async def score(
-        self, server: ServerConnection, input_ids: Sequence[int], num_scored: int
-    ) -> tuple[float, ...]:
-        sampling = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
-        body = {"token_ids": list(input_ids), "sampling_params": sampling}
+        self,
+        server: ServerConnection,
+        input_ids: Sequence[int],
+        num_scored: int,
+        *,
+        num_top: int = 0,
+        adapter: str | None = None,
+    ) -> tuple[ScoredToken, ...]:
+        sampling = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": num_top}
+        body: JsonObject = {"token_ids": list(input_ids), "sampling_params": sampling}
+        if adapter is not None:
+            body["model"] = adapter
         answer = await server.post(_GENERATE, body, is_idempotent=True)
         with reading(server):
+            if answer["choices"][0]["finish_reason"] == "abort":
+                raise ServerBusyError(f"{server.address} ended the scoring of a request")
             entries = answer["prompt_logprobs"][-num_scored:]
             pairs = zip(input_ids[-num_scored:], entries, strict=True)
-            return tuple(float(entry[str(token_id)]["logprob"]) for token_id, entry in pairs)
+            return tuple(_read_score(entry, token_id, num_top) for token_id, entry in pairs)
 
     async def abort(self, server: ServerConnection, rid: str) -> None:
         body = {"request_ids": [f"generate-tokens-{rid}"]}
@@ -132,7 +159,9 @@ class VLLM:
         await _on_workers(server, "reload_weights", weights_iterator=[])
 
     async def num_workers(self, server: ServerConnection) -> int:
-        return int((await server.get("/get_world_size"))["world_size"])
+        answer = await server.get("/get_world_size")
+        with reading(server):
+            return int(answer["world_size"])
 
     async def join_group(self, server: ServerConnection, member: GroupMember) -> None:
         try:
@@ -210,6 +239,12 @@ async def _gives_raw_logprobs(server: ServerConnection) -> bool:
         return bool(_read_piece(answer, 0).logprobs[0] < 0.0)
 
 
+async def _reads_grammars(server: ServerConnection) -> bool:
+    answer = await server.get("/server_info?config_format=json")
+    with reading(server):
+        return bool(answer["vllm_config"]["structured_outputs_config"]["backend"] == "guidance")
+
+
 def _generate_body(attempt: Attempt, streams: bool) -> JsonObject:
     gconfig = attempt.gconfig
     sampling: JsonObject = {
@@ -270,3 +305,10 @@ def _read_top(entry: Mapping[str, Any], num_top: int) -> TopLogprobs:
     tops = entry.get("top_logprobs") or []
     pairs = {int(top["token_id"]): float(top["logprob"]) for top in tops}
     return tuple(sorted(pairs.items(), key=lambda pair: -pair[1])[:num_top])
+
+
+def _read_score(entry: Mapping[str, Any], token_id: int, num_top: int) -> ScoredToken:
+    """{id: {"logprob": ...}} of the token and of the most likely ones."""
+    pairs = [(int(key), float(value["logprob"])) for key, value in entry.items()]
+    pairs.sort(key=lambda pair: -pair[1])
+    return ScoredToken(logprob=dict(pairs)[token_id], top_logprobs=tuple(pairs[:num_top]))

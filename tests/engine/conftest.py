@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from agent_rl.engine.local import LocalEngine
@@ -85,6 +85,7 @@ def served_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     vocabulary = {word: index for index, word in enumerate(["<pad>", "<s>", "</s>", *words])}
     plain = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    plain.decoder = decoders.ByteFallback()  # llguidance asks for one that it knows
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=plain, eos_token="</s>", bos_token="<s>", pad_token="<pad>"
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ from agent_rl.engine.remote import RemoteEngine
 from agent_rl.engine.server_api import ServerApi
 from agent_rl.engine.sglang import SGLang
 from agent_rl.engine.vllm import VLLM
-from agent_rl.errors import ContextLengthError, EngineError
+from agent_rl.errors import ContextLengthError, EngineError, RequestError
 from agent_rl.types import GenerationConfig, ModelRequest, ModelResponse, TokenDelta
 
 CONTEXT = 512
@@ -291,6 +292,34 @@ async def test_it_says_how_much_of_the_prompt_was_cached(subject: Subject) -> No
     assert 0 < again.num_cached_tokens <= 39
     assert isinstance(streamed, ModelResponse)
     assert streamed.num_cached_tokens in (again.num_cached_tokens, None)
+
+
+async def test_a_grammar_is_obeyed(subject: Subject) -> None:
+    """Log-probs are those of the model, not of what the grammar left of it. A server samples the
+    end of the turn too."""
+    if "grammar" not in subject.engine.supported:
+        pytest.skip("llguidance is missing")
+    grammar = 'start: "a0" ("b0" | "c0"){5} "d0"\n'
+    requests = [
+        ask(prompt(20 + n, 9), rid=f"g{n}", max_new_tokens=60, grammar=grammar) for n in range(4)
+    ]
+    for response in await asyncio.gather(*map(subject.engine.agenerate, requests)):
+        text = subject.tokenizer.decode(response.output_tokens, skip_special_tokens=True)
+        assert re.fullmatch("a0(b0|c0){5}d0", text)
+        assert response.stop_reason == "stop"
+        assert_logprobs(subject, response)
+        forced = response.output_forced
+        assert forced is not None
+        assert len(forced) == len(response.output_tokens)
+        assert True in forced
+        assert False in forced
+
+
+async def test_a_grammar_that_is_none_is_refused(subject: Subject) -> None:
+    if "grammar" not in subject.engine.supported:
+        pytest.skip("llguidance is missing")
+    with pytest.raises(RequestError, match="grammar"):
+        await subject.engine.agenerate(ask(prompt(1, 5), grammar="start: missing\n"))
 
 
 async def test_a_pause_stops_all_and_loses_nothing(subject: Subject) -> None:
