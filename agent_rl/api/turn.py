@@ -6,6 +6,7 @@ knows how to render them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from agent_rl.types import GenerationConfig, JsonObject
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+_IMAGE_URL = re.compile(r"https?://.|data:image/[\w.+-]+;base64,.", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +93,7 @@ def _check_parts(parts: Sequence[Any], where: str) -> list[str]:
     for index, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "image_url" and isinstance(part.get("image_url"), dict):
-            images.append(str(part["image_url"].get("url")))
+            images.append(_image_url(part["image_url"].get("url"), f"{where}[{index}].image_url"))
         elif kind not in _TEXT_PARTS:
             raise RequestError(
                 f"{where}[{index}] is a part of type {kind!r}; text and image_url are supported",
@@ -99,6 +101,18 @@ def _check_parts(parts: Sequence[Any], where: str) -> list[str]:
                 code="unsupported_content",
             )
     return images
+
+
+def _image_url(url: Any, where: str) -> str:
+    """Servers open whatever they are given, their own files too."""
+    if not isinstance(url, str) or _IMAGE_URL.match(url) is None:
+        raise RequestError(
+            f"{where}.url must be https://..., http://... or data:image/...;base64,... with the "
+            "image in it",
+            param=f"{where}.url",
+            code="unsupported_content",
+        )
+    return url
 
 
 def check_tools(tools: list[Any] | None) -> list[JsonObject] | None:

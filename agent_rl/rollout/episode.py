@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from agent_rl import workflow_context
 from agent_rl.config import BudgetConfig
 from agent_rl.engine.base import InferenceEngine
 from agent_rl.errors import (
@@ -210,6 +211,11 @@ def _from_interactions(found: Mapping[str, InteractionWithTokenLogpReward]) -> E
     for key, interaction in found.items():
         if interaction.reward is not None and not math.isfinite(interaction.reward):
             raise RewardError(f"the reward of interaction {key} is {interaction.reward}")
+        if not workflow_context.get().is_eval and any(map(_holds_image, interaction.messages)):
+            raise EpisodeError(
+                f"interaction {key} holds images, which rows do not carry, so that it cannot be "
+                "trained on; use images in evaluation only"
+            )
     given = [i.rollout_reward for i in found.values() if i.rollout_reward is not None]
     references = {_as_reference(value) for value in given}
     if len(references) > 1:
@@ -224,6 +230,12 @@ def _from_interactions(found: Mapping[str, InteractionWithTokenLogpReward]) -> E
         orphans=found.orphans if isinstance(found, Exported) else (),
         error=found.error if isinstance(found, Exported) else None,
     )
+
+
+def _holds_image(message: JsonObject) -> bool:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else ()
+    return any(isinstance(part, dict) and part.get("type") == "image_url" for part in parts)
 
 
 def _from_tensors(rows: TensorDict) -> Episode:

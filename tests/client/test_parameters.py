@@ -319,6 +319,34 @@ async def test_images_are_carried_to_an_engine_that_reads_them(
     assert engine.requests[0].image_data == ("data:image/png;base64,AA==",)
 
 
+@pytest.mark.parametrize(
+    "image",
+    [
+        {},
+        {"url": None},
+        {"url": ""},
+        {"url": "/etc/passwd"},
+        {"url": "file:///etc/passwd"},
+        {"url": "FILE://etc/passwd"},
+        {"url": "data:text/html;base64,AA=="},
+        {"url": "data:image/png;base64,"},
+    ],
+)
+async def test_an_image_that_the_server_would_look_for_itself_is_refused(
+    image: Any, tokenizer: Any, guided_engine_type: type
+) -> None:
+    """Case B188, and what a server would read from its own disk for an agent."""
+    engine = guided_engine_type(["a cat"], tokenizer=tokenizer)
+    client = ArealOpenAI(engine, tokenizer)
+    parts = [{"type": "image_url", "image_url": image}]
+    with pytest.raises(openai.BadRequestError, match=r"messages\[0\].content\[0\].image_url.url"):
+        await ask(client, messages=[{"role": "user", "content": parts}])
+    with pytest.raises(openai.BadRequestError, match="image"):
+        item = {"type": "input_image", "image_url": image.get("url")}
+        await client.responses.create(model="m", input=[{"role": "user", "content": [item]}])
+    assert engine.requests == []
+
+
 async def test_seed_differs_between_choices(tokenizer: Any) -> None:
     engine = ScriptedEngine(["a"], tokenizer=tokenizer, repeat=True)
     await ask(ArealOpenAI(engine, tokenizer), n=3, seed=5)

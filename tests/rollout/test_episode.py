@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from agent_rl import workflow_context
 from agent_rl.errors import (
     EngineError,
     EpisodeError,
@@ -19,6 +20,7 @@ from agent_rl.errors import (
 )
 from agent_rl.rollout.episode import EpisodeRules, as_episode, failure_kind, run_episode
 from agent_rl.rollout.workflow import RolloutWorkflow
+from agent_rl.workflow_context import WorkflowContext
 
 
 def test_none_and_an_empty_dict_are_unusable() -> None:
@@ -43,6 +45,21 @@ def test_interactions_count_as_rows(interaction) -> None:
     episode = as_episode(found)
     assert (episode.num_rows, episode.reference) == (2, 1.0)
     assert episode.interactions == found
+
+
+def test_images_are_not_trained_on_without_their_pixels(interaction) -> None:
+    """Case B186: placeholders in a row without the images that belong to them."""
+    image = {"type": "image_url", "image_url": {"url": "https://a/b.png"}}
+    messages = [{"role": "tool", "content": [{"type": "text", "text": "a"}, image]}]
+    found = {"a": interaction("a", 0.0), "b": interaction("b", 1.0, messages=messages)}
+    with pytest.raises(EpisodeError, match="interaction b holds images"):
+        as_episode(found)
+    before = workflow_context.get()
+    workflow_context.set(WorkflowContext(is_eval=True))
+    try:
+        assert as_episode(found).num_rows == 2
+    finally:
+        workflow_context.set(before)
 
 
 @pytest.mark.parametrize(
