@@ -73,6 +73,4 @@ class EngineConfig(Section):
             )
         if self.backend == "vllm" and self.on_update == "retract":
             raise ValueError("backend=vllm cannot do on_update=retract; use abort or in_place")
-        if self.backend == "vllm" and self.update == "distributed":
-            raise ValueError("backend=vllm cannot do update=distributed; use disk")
         return self

@@ -46,17 +46,17 @@ def connect_engine(config: EngineConfig, model: str, log_dir: Path) -> RemoteEng
 def _launch(config: EngineConfig, model: str, log_dir: Path) -> LaunchedServers:
     launch = config.launch
     assert launch is not None and config.backend != "local", "asked for by the caller"
-    command = ServerCommand.of(config.backend, launch.command)
-    args = (*command.args, *launch.args)
-    if launch.gpus_per_server > 1:
-        flag = "--tp-size" if config.backend == "sglang" else "--tensor-parallel-size"
-        args = (*args, flag, str(launch.gpus_per_server))
-    own = {"VLLM_SERVER_DEV_MODE": "1"} if config.backend == "vllm" else {}
+    command = ServerCommand.of(
+        config.backend,
+        launch.command,
+        gpus_per_server=launch.gpus_per_server,
+        takes_broadcasts=config.update == "distributed",
+    )
     gpus = gpu_envs(launch.num_servers, launch.gpus_per_server, launch.first_gpu)
     servers = LaunchedServers(
-        replace(command, args=args),
+        replace(command, args=(*command.args, *launch.args)),
         model,
-        [{**own, **env, **launch.env} for env in gpus],
+        [{**env, **launch.env} for env in gpus],
         log_dir=log_dir,
         api_key=config.api_key,
     )

@@ -18,16 +18,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
 
 import httpx
 
+from agent_rl.engine.vllm import RECEIVER_ARGS, VLLM_ARGS
 from agent_rl.errors import EngineError
-
-# The token endpoint, and log-probs at any temperature: see vllm.py.
-VLLM_ARGS = ("--enable-scale-out", "--logprobs-mode", "processed_logprobs")
 
 _WARDEN = Path(__file__).with_name("warden.py")
 _PORTS = range(20_000, 30_000)
@@ -37,20 +35,35 @@ _SHOWN_LOG_LINES = 15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCommand:
-    """How a server is started: ``program``, the model, the port, then ``args``."""
+    """How a server is started: ``program``, the model, the port, then ``args``, with ``env``."""
 
     program: tuple[str, ...]
     model_flag: str
     args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, backend: Literal["sglang", "vllm"], program: Sequence[str] = ()) -> ServerCommand:
+    def of(
+        cls,
+        backend: Literal["sglang", "vllm"],
+        program: Sequence[str] = (),
+        *,
+        gpus_per_server: int = 1,
+        takes_broadcasts: bool = False,
+    ) -> ServerCommand:
         """The backend's own program in this Python, or another that takes its arguments."""
-        module = {"sglang": "sglang.launch_server", "vllm": "vllm.entrypoints.openai.api_server"}
-        own = (sys.executable, "-m", module[backend])
-        model_flag = {"sglang": "--model-path", "vllm": "--model"}[backend]
-        args = VLLM_ARGS if backend == "vllm" else ()
-        return cls(program=tuple(program) or own, model_flag=model_flag, args=args)
+        args: tuple[str, ...] = ()
+        if backend == "sglang":
+            own, model_flag, flag = "sglang.launch_server", "--model-path", "--tp-size"
+        else:
+            own, model_flag = "vllm.entrypoints.openai.api_server", "--model"
+            flag = "--tensor-parallel-size"
+            args = (*VLLM_ARGS, *(RECEIVER_ARGS if takes_broadcasts else ()))
+        if gpus_per_server > 1:
+            args = (*args, flag, str(gpus_per_server))
+        program = tuple(program) or (sys.executable, "-m", own)
+        env = {"VLLM_SERVER_DEV_MODE": "1"} if backend == "vllm" else {}
+        return cls(program=program, model_flag=model_flag, args=args, env=env)
 
     def line(self, model: str, port: int, api_key: str | None) -> list[str]:
         line = [*self.program, self.model_flag, model, "--host", "127.0.0.1", "--port", str(port)]
@@ -61,7 +74,7 @@ class LaunchedServers:
     """
     Args:
         log_dir: gets ``server-{i}.log`` of each.
-        envs: environment variables of each server, on top of this process's own.
+        envs: environment variables of each server, on top of the command's and this process's.
         grace_s: how long processes may take to end when they are asked to.
     """
 
@@ -75,7 +88,7 @@ class LaunchedServers:
         api_key: str | None = None,
         grace_s: float = 10.0,
     ) -> None:
-        environments = [{**os.environ, **env} for env in envs]
+        environments = [{**os.environ, **command.env, **env} for env in envs]
         for environment in environments:
             if shutil.which(command.program[0], path=environment.get("PATH")) is None:
                 raise EngineError(f"cannot start {command.program[0]}: there is no such program")

@@ -199,6 +199,14 @@ def test_command_lines() -> None:
         "--logprobs-mode",
         "processed_logprobs",
     ]
+    assert "--worker-extension-cls" not in ServerCommand.of("vllm").args
+    receiving = ServerCommand.of("vllm", gpus_per_server=2, takes_broadcasts=True)
+    assert receiving.args[-4:] == (
+        *("--worker-extension-cls", "agent_rl.engine.vllm_receiver.WeightReceiver"),
+        *("--tensor-parallel-size", "2"),
+    )
+    assert receiving.env == {"VLLM_SERVER_DEV_MODE": "1"}
+    assert ServerCommand.of("sglang", gpus_per_server=4).args == ("--tp-size", "4")
     assert gpu_envs(2, 2, 4) == [
         {"CUDA_VISIBLE_DEVICES": "4,5"},
         {"CUDA_VISIBLE_DEVICES": "6,7"},

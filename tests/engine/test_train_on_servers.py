@@ -19,7 +19,7 @@ from agent_rl.config import EngineConfig
 from agent_rl.loop_thread import LoopThread
 from agent_rl.train.trainer import StepReport
 
-SERVER = Path(__file__).parent / "sglang_server.py"
+HERE = Path(__file__).parent
 ROWS = [{"question": f"say {index}"} for index in range(4)]
 
 
@@ -75,16 +75,17 @@ def test_two_steps_with_a_server(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sglang", "vllm"])
 def test_weights_are_broadcast_to_a_server_that_the_run_starts(
-    tiny_run: list[str], tmp_path: Path
+    tiny_run: list[str], tmp_path: Path, kind: str
 ) -> None:
     """Over gloo, into another process; the server is gone afterwards."""
-    launch = f"{{gpus_per_server: 0, command: [{sys.executable}, {SERVER}]}}"
+    launch = f"{{gpus_per_server: 0, command: [{sys.executable}, {HERE / f'{kind}_server.py'}]}}"
     config = load_config(
         None,
         [
             *tiny_run,
-            "engine.backend=sglang",
+            f"engine.backend={kind}",
             f"engine.launch={launch}",
             "engine.update=distributed",
         ],
@@ -105,7 +106,6 @@ def test_weights_are_broadcast_to_a_server_that_the_run_starts(
         ({"addresses": ("http://x",)}, "addresses needs backend=sglang or backend=vllm"),
         ({"backend": "sglang", "addresses": ("http://x",), "launch": {}}, "has both"),
         ({"backend": "vllm", "launch": {}, "on_update": "retract"}, "cannot do on_update=retract"),
-        ({"backend": "vllm", "launch": {}, "update": "distributed"}, "use disk"),
     ],
 )
 def test_config_names_its_servers_once(fields: dict[str, Any], message: str) -> None:
