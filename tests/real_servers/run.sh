@@ -1,5 +1,5 @@
 #!/bin/sh
-# The conformance tests against a real server on this machine's CPU: run.sh sglang|vllm
+# The conformance and broadcast tests against a real server on this machine's CPU: run.sh sglang|vllm
 # The server gets an environment of its own under ~/.cache/agent_rl/servers, made at the first run
 # (3 GB, some minutes), and serves the small model. Takes 5 to 15 minutes on 2 cores.
 # Its embeddings are untied: vLLM's CPU build packs a tied output layer once and for all, and
@@ -39,9 +39,11 @@ serve_sglang() {
 
 serve_vllm() {
     export VLLM_SERVER_DEV_MODE=1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_NO_USAGE_STATS=1
+    export PYTHONPATH="$root"
     exec "$env/bin/python" -m vllm.entrypoints.openai.api_server --model "$model" --port "$port" \
         --host 127.0.0.1 --dtype float32 --max-model-len 512 --max-num-seqs 32 --enforce-eager \
-        --enable-scale-out --logprobs-mode processed_logprobs
+        --enable-scale-out --logprobs-mode processed_logprobs \
+        --worker-extension-cls agent_rl.engine.vllm_receiver.WeightReceiver
 }
 
 model=$env/model
@@ -66,4 +68,6 @@ case $kind in
     sglang) export AGENT_RL_SGLANG="http://127.0.0.1:$port" ;;
     vllm) export AGENT_RL_VLLM="http://127.0.0.1:$port" ;;
 esac
-AGENT_RL_SERVED_MODEL=$model .venv/bin/python -m pytest tests/engine/test_conformance.py -k "real-$kind" --durations=5
+export AGENT_RL_SERVED_MODEL="$model"
+.venv/bin/python -m pytest tests/engine/test_conformance.py tests/engine/test_broadcast.py \
+    -m "slow or not slow" -k "real-$kind or a_real_server" --durations=5
