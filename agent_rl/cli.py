@@ -123,7 +123,7 @@ def certify(model: str, renderer: str, tool_call_parser: str, reasoning_parser: 
 
 @app.command()
 @click.argument("model")
-@click.option("--gpus", type=click.IntRange(min=2), default=8, show_default=True)
+@click.option("--gpus", type=click.IntRange(2, 100_000), default=8, show_default=True)
 @click.option("--gpu", type=click.Choice(["a100", "h100", "h200", "l40s"]), default="h100")
 @click.option("--groups", type=click.IntRange(min=1), default=16, help="Data of one step.")
 @click.option("--group-size", type=click.IntRange(min=1), default=8, help="Episodes of each.")

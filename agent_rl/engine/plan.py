@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agent_rl.errors import ConfigError
 
@@ -24,6 +26,16 @@ _WEIGHT_BYTES = 2  # bfloat16
 _TRAINED_BYTES = 2 + 2 + 4 + 8
 # Forward and backward, recomputed activations, and a forward pass for proximal log-probs.
 _TRAIN_FLOPS = 6 + 2 + 2
+# Fields of models whose weights, or keys and values, follow other formulas.
+_EXPERTS = "a mixture of experts"
+_OTHER_MODELS = {
+    "num_experts": _EXPERTS,
+    "num_local_experts": _EXPERTS,
+    "n_routed_experts": _EXPERTS,
+    "kv_lora_rank": "a model with compressed keys and values",
+    "linear_num_value_heads": "a model with linear attention",
+    "mamba_d_state": "a model with state spaces",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,24 +76,28 @@ class ModelSize:
             config = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"cannot read {path}: {error}") from error
-        config = config.get("text_config", config)
-        if config.get("num_experts") or config.get("num_local_experts"):
-            raise ConfigError(f"{path} is a mixture of experts; plan knows dense models")
+        config = config.get("text_config", config) if isinstance(config, dict) else config
+        if not isinstance(config, dict):
+            raise ConfigError(f"{path} holds no object")
+        for name, kind in _OTHER_MODELS.items():
+            if config.get(name):
+                raise ConfigError(f"{path} has {name}, so it is {kind}; plan knows dense decoders")
         try:
             return cls._of_config(config)
-        except KeyError as error:
-            raise ConfigError(f"{path} has no {error}; plan knows dense decoders") from error
+        except ValueError as error:
+            raise ConfigError(f"{path}: {error}; plan knows dense decoders") from error
 
     @classmethod
-    def _of_config(cls, config: dict[str, int]) -> ModelSize:
-        hidden, heads = config["hidden_size"], config["num_attention_heads"]
-        kv_heads = config.get("num_key_value_heads") or heads
-        head = config.get("head_dim") or hidden // heads
-        layers = config["num_hidden_layers"]
+    def _of_config(cls, config: Mapping[str, Any]) -> ModelSize:
+        hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
+        kv_heads = _count(config, "num_key_value_heads", heads)
+        head = _count(config, "head_dim", max(1, hidden // heads))
+        layers = _count(config, "num_hidden_layers")
         attention = 2 * hidden * heads * head + 2 * hidden * kv_heads * head
-        mlp = 3 * hidden * config["intermediate_size"]
+        mlp = 3 * hidden * _count(config, "intermediate_size")
         norms = 2 * hidden
-        embeddings = config["vocab_size"] * hidden * (1 if config.get("tie_word_embeddings") else 2)
+        vocabulary = _count(config, "vocab_size")
+        embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
         return cls(
             num_parameters=embeddings + layers * (attention + mlp + norms) + hidden,
             kv_bytes=2 * layers * kv_heads * head * _WEIGHT_BYTES,
@@ -161,14 +177,25 @@ class Sheet:
         return "\n".join(f"{name:<28} {value:>16}" for name, value in rows)
 
 
+def _count(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = config.get(name)
+    if value is None and default is not None:
+        return default
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{name} is {value!r}, not a number above 0")
+    return value
+
+
 def plan(
     model: ModelSize, workload: Workload, gpu: Gpu, num_gpus: int, *, link_gb_s: float
 ) -> Sheet:
     """The split of ``num_gpus`` with the shortest step.
 
     Raises:
-        ConfigError: the model does not fit.
+        ConfigError: the model does not fit, or ``link_gb_s`` is no speed.
     """
+    if not 0 < link_gb_s < math.inf:
+        raise ConfigError(f"--link-gb-s is {link_gb_s:g}; it has to be above 0 and finite")
     sheets = [
         sheet
         for train_gpus in range(1, num_gpus)
@@ -176,11 +203,14 @@ def plan(
     ]
     if not sheets:
         need = (model.weight_bytes + _TRAINED_BYTES * model.num_parameters) / 1e9
+        episode = model.kv_bytes * workload.episode_tokens / 1e9
         raise ConfigError(
             f"{num_gpus} GPUs of {gpu.memory_gb:g} GB cannot hold a server and a trainer of this "
-            f"model, which take {need:.0f} GB and room to work; add GPUs or train with LoRA"
+            f"model ({need:,.0f} GB), room to work, and keys and values of an episode "
+            f"({episode:,.1f} GB); add GPUs, shorten episodes or train with LoRA"
         )
-    return min(sheets, key=lambda sheet: sheet.step_s)
+    # Where rollouts are the bottleneck, what they cannot use is the trainer's.
+    return min(sheets, key=lambda sheet: (sheet.step_s, -sheet.train_gpus))
 
 
 def _split(

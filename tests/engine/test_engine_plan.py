@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ SEVEN_B = {
 }
 
 
-def folder(tmp_path: Path, config: dict[str, int]) -> Path:
+def folder(tmp_path: Path, config: dict[str, Any]) -> Path:
     (tmp_path / "config.json").write_text(json.dumps(config))
     return tmp_path
 
@@ -48,8 +49,30 @@ def test_what_it_does_not_know_is_refused(tmp_path: Path) -> None:
         ModelSize.of(tmp_path / "absent")
     with pytest.raises(ConfigError, match="mixture of experts"):
         ModelSize.of(folder(tmp_path, {**SEVEN_B, "num_experts": 8}))
-    with pytest.raises(ConfigError, match="has no 'hidden_size'"):
-        ModelSize.of(folder(tmp_path, {"vocab_size": 3}))
+    for field in ("n_routed_experts", "kv_lora_rank", "linear_num_value_heads"):
+        with pytest.raises(ConfigError, match=f"has {field}, so it is a "):
+            ModelSize.of(folder(tmp_path, {**SEVEN_B, field: 8}))
+
+
+@pytest.mark.parametrize("value", [None, 0, -4, 3.5, True, "big", [1]])
+def test_a_field_that_is_no_count_is_named(tmp_path: Path, value: object) -> None:
+    with pytest.raises(ConfigError, match=r"num_attention_heads is .*, not a number above 0"):
+        ModelSize.of(folder(tmp_path, {**SEVEN_B, "num_attention_heads": value}))
+
+
+@pytest.mark.parametrize("content", ["[]", '{"text_config": null}', "3"])
+def test_a_file_without_an_object_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ConfigError, match="holds no object"):
+        ModelSize.of(tmp_path)
+
+
+@pytest.mark.parametrize("speed", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_link_has_a_speed(speed: float) -> None:
+    model = ModelSize(num_parameters=10**9, kv_bytes=1000)
+    work = Workload(groups=4, group_size=8, turns=4, prompt_tokens=1000, completion_tokens=250)
+    with pytest.raises(ConfigError, match="--link-gb-s is "):
+        plan(model, work, GPUS["h100"], 8, link_gb_s=speed)
 
 
 def test_a_step_by_hand() -> None:
@@ -82,10 +105,40 @@ def test_large_models_are_split_and_what_does_not_fit_is_refused(tmp_path: Path)
     large = ModelSize(num_parameters=70 * 10**9, kv_bytes=320_000)
     sheet = plan(large, work, GPUS["h100"], 64, link_gb_s=25)
     assert sheet.gpus_per_server == 8
-    assert sheet.rollout_gpus + sheet.train_gpus <= 64
+    assert sheet.rollout_gpus + sheet.train_gpus == 64
     assert "weights per update" in sheet.table() and "140.0 GB" in sheet.table()
     with pytest.raises(ConfigError, match="cannot hold a server and a trainer"):
         plan(large, work, GPUS["l40s"], 8, link_gb_s=25)
+
+
+def test_seventy_billion_by_hand(tmp_path: Path) -> None:
+    """Layers of 134.2 M + 16.8 M (attention), 704.6 M (MLP) and 16384; 80 of them, and 2.1 B of
+    embeddings: 70,553,706,496. A token keeps 2 * 80 * 8 * 128 * 2 = 327,680 bytes.
+
+    A server takes 8 H100: half of their 8 * 68 GB for 141.1 GB of weights. With 256 episodes that
+    are half grown (2000 of 4000 tokens), a step reads 141.1 + 167.8 GB at 8 * 2.01 TB/s: 19.2 ms.
+    """
+    config = {**SEVEN_B, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80}
+    heads = {"num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 128256}
+    size = ModelSize.of(folder(tmp_path, {**config, **heads}))
+    assert size.num_parameters == 70_553_706_496
+    assert size.kv_bytes == 327_680
+    work = Workload(groups=16, group_size=8, turns=4, prompt_tokens=2000, completion_tokens=500)
+    sheet = plan(size, work, GPUS["h100"], 64, link_gb_s=25)
+    assert (sheet.gpus_per_server, sheet.rollout_gpus, sheet.in_flight) == (8, 8, 256)
+    assert sheet.decode_tokens_s == pytest.approx(256 / 19.21e-3, rel=1e-3)
+    assert sheet.update_s == pytest.approx(141.1 / 25, rel=1e-3)
+
+
+@pytest.mark.parametrize("gpus", ["0", "1", "-8", "1000000000", "many"])
+def test_the_command_refuses_what_is_no_number_of_gpus(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, gpus: str
+) -> None:
+    monkeypatch.setattr("sys.argv", ["agent-rl", "plan", str(tmp_path), "--gpus", gpus])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "--gpus" in capsys.readouterr().err
 
 
 def test_the_command_prints_the_sheet(
