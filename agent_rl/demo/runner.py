@@ -11,7 +11,7 @@ import json
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -172,8 +172,8 @@ def _write(out: Path, summary: Summary, rewards: Sequence[float]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    fields = {name: getattr(summary, name) for name in summary.__dataclass_fields__}
-    (out / "summary.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+    text = json.dumps(asdict(summary), indent=2) + "\n"
+    (out / "summary.json").write_text(text, encoding="utf-8")
     figure, axes = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
     axes.plot(range(1, len(rewards) + 1), rewards, marker="o", label="training, mean of a step")
     ends = (1, len(rewards))

@@ -278,9 +278,7 @@ class Actor:
     ) -> StepRecord:
         """One optimizer step on these rows; without a trained token nothing is touched."""
         config = self.config
-        in_step = torch.zeros(batch.num_rows, dtype=torch.bool)
-        in_step[rows] = True
-        mask = batch.loss_mask & batch.to_tokens(in_step)
+        mask = batch.loss_mask & batch.is_in(rows)
         if config.m2_threshold is not None:
             assert batch.logprobs is not None and evidence.proximal is not None, "see _proximal"
             mask = correction.m2po_mask(
@@ -372,10 +370,9 @@ class Actor:
 
     def _own_tokens(self, batch: Batch) -> Tensor:
         """[T] those that this process computes in an update."""
-        own = torch.zeros(batch.num_rows, dtype=torch.bool)
-        for rows in minibatches(batch, self.config.ppo_n_minibatches):
-            own[self._team.own_rows(batch, rows)] = True
-        return batch.to_tokens(own).to(self._device)
+        steps = minibatches(batch, self.config.ppo_n_minibatches)
+        own = [row for rows in steps for row in self._team.own_rows(batch, rows)]
+        return batch.is_in(own).to(self._device)
 
 
 def _end_ids(model: Any) -> tuple[int, ...]:

@@ -179,6 +179,12 @@ class Batch:
         """[R] -> [T]."""
         return _per_token(per_row, self.lengths)
 
+    def is_in(self, rows: Sequence[int]) -> Tensor:
+        """[T] whether the token's row is one of these."""
+        chosen = torch.zeros(self.num_rows, dtype=torch.bool)
+        chosen[rows] = True
+        return self.to_tokens(chosen)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:

@@ -140,13 +140,8 @@ class Critic:
 
     def _step(self, batch: Batch, rows: list[int], old: Tensor, returns: Tensor) -> StepRecord:
         assert self._optimizer is not None, "a shared trunk is trained by the actor"
-        in_step = torch.zeros(batch.num_rows, dtype=torch.bool)
-        in_step[rows] = True
         weights = loss.aggregation_weights(
-            "token-mean",
-            batch.rewarded & batch.to_tokens(in_step),
-            batch.rows,
-            batch.rollouts,
+            "token-mean", batch.rewarded & batch.is_in(rows), batch.rows, batch.rollouts
         )
         step = StepRecord()
         for part in self._micro_batches(batch, rows):

@@ -19,9 +19,11 @@ from agent_rl.engine.base import InferenceEngine
 from agent_rl.engine.connect import connect_engine
 from agent_rl.engine.loading import load_model
 from agent_rl.engine.local import LocalEngine
+from agent_rl.engine.weights import WeightPublisher
 from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.online.service import OnlineService
 from agent_rl.record.dump import TrajectoryDump
+from agent_rl.rollout.executor import RolloutEngine
 from agent_rl.stats.redact import redact_sensitive_config
 from agent_rl.tokens.certify import certify
 from agent_rl.train.actor import Actor
@@ -29,12 +31,13 @@ from agent_rl.train.critic import Critic
 from agent_rl.train.dataset import load_rows
 from agent_rl.train.lora import add_adapters
 from agent_rl.train.reference import Reference
+from agent_rl.train.replica import Replica
 from agent_rl.train.team import Team
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from agent_rl.types import JsonObject
+    from agent_rl.types import GenerationConfig, JsonObject
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +53,17 @@ def dataset_rows(key: str, given: Dataset | None, configured: str | None) -> lis
         raise ConfigError(f"{key} is both an argument and a config key; give one")
     source = given if given is not None else configured
     return [] if source is None else load_rows(source)
+
+
+def training_rows(config: PPOConfig, given: Dataset | None, *, is_online: bool) -> list[JsonObject]:
+    """
+    Raises:
+        ConfigError: there are none, and no users give them.
+    """
+    rows = dataset_rows("train_dataset", given, config.train_dataset)
+    if not rows and not is_online:
+        raise ConfigError("there is no train_dataset: give PPOTrainer one or set the key")
+    return rows or [{}] * config.rollout.consumer_batch_size  # online, an epoch is one step
 
 
 def model_path(config: PPOConfig) -> str:
@@ -223,11 +237,39 @@ def write_config(config: PPOConfig, folder: Path) -> None:
         raise CheckpointError(f"cannot write the run's folder {folder}: {error}") from error
 
 
-def trajectory_dump(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> TrajectoryDump | None:
-    """What ``rollout.dump_to_file`` asks for; into the run's folder by default."""
-    if not config.rollout.dump_to_file:
-        return None
-    return TrajectoryDump(run_dir(config, config.rollout.fileroot), tokenizer.decode)
+def weight_publisher(config: PPOConfig, replica: Replica) -> WeightPublisher:
+    """How servers get new weights; of a model with adapters only these."""
+    has_adapters = config.actor.lora is not None
+    return WeightPublisher(
+        "lora" if has_adapters else config.engine.update,
+        root=run_dir(config) / "weights",
+        save=replica.export_adapters if has_adapters else replica.export,
+        tensors=lambda: replica.gather().items(),
+    )
+
+
+def rollout_engine(
+    config: PPOConfig,
+    engine: InferenceEngine,
+    tokenizer: PreTrainedTokenizerBase,
+    eval_gconfig: GenerationConfig,
+    min_usable_group_size: int,
+) -> RolloutEngine:
+    """Dump and journal are in the run's folder by default."""
+    folder = run_dir(config, config.rollout.fileroot)
+    does_dump = config.rollout.dump_to_file
+    return RolloutEngine(
+        engine,
+        config.rollout,
+        # None: it loads the one that rollout.tokenizer_path names.
+        tokenizer=None if config.rollout.tokenizer_path else tokenizer,
+        gconfig=config.gconfig,
+        eval_gconfig=eval_gconfig,
+        min_usable_group_size=min_usable_group_size,
+        seed=config.seed,
+        dump=TrajectoryDump(folder, tokenizer.decode) if does_dump else None,
+        journal=folder / "rollout.journal",
+    )
 
 
 def report_certification(tokenizer: PreTrainedTokenizerBase, agent: AgentConfig) -> None:

@@ -7,11 +7,9 @@ to rollout/, what the loss is to the actor.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -21,11 +19,10 @@ from agent_rl.engine.base import InferenceEngine, WeightUpdate
 from agent_rl.engine.loading import load_tokenizer
 from agent_rl.engine.local import LocalEngine
 from agent_rl.engine.remote import RemoteEngine
-from agent_rl.engine.weights import WeightPublisher
 from agent_rl.errors import AgentRLError, ConfigError
+from agent_rl.loop_thread import LoopThread
 from agent_rl.online.service import OnlineService
 from agent_rl.rollout.dataloader import DataLoader
-from agent_rl.rollout.executor import RolloutEngine
 from agent_rl.stats import tracker as stats_tracker
 from agent_rl.stats.logger import FinetuneSpec, StatsLogger
 from agent_rl.stats.system import system_metrics
@@ -91,11 +88,8 @@ class PPOTrainer:
         self.config = config
         self.run_dir = setup.run_dir(config)
         usable = setup.min_usable_group_size(config)
-        rows = setup.dataset_rows("train_dataset", train_dataset, config.train_dataset)
         is_online = source is not None or config.rollout.agent.mode == "online"
-        if not rows and not is_online:
-            raise ConfigError("there is no train_dataset: give PPOTrainer one or set the key")
-        rows = rows or [{}] * config.rollout.consumer_batch_size  # online, an epoch is one step
+        rows = setup.training_rows(config, train_dataset, is_online=is_online)
         self.valid_rows = setup.dataset_rows("valid_dataset", valid_dataset, config.valid_dataset)
         self._loader = DataLoader(rows, config.rollout.consumer_batch_size, seed=config.seed)
         self.total_steps = config.total_train_steps or config.total_train_epochs * len(self._loader)
@@ -115,33 +109,13 @@ class PPOTrainer:
         if engine is None:
             self._replica.follow()
         self.engine = engine
-        has_adapters = config.actor.lora is not None
-        self._publisher = WeightPublisher(
-            "lora" if has_adapters else config.engine.update,
-            root=self.run_dir / "weights",
-            save=self._replica.export_adapters if has_adapters else self._replica.export,
-            tensors=lambda: self._replica.gather().items(),
-        )
+        self._publisher = setup.weight_publisher(config, self._replica)
         setup.report_certification(self.tokenizer, config.rollout.agent)
         self.eval_gconfig = config.eval_gconfig or replace(config.gconfig, greedy=True)
-        self.rollout = RolloutEngine(
-            self.engine,
-            config.rollout,
-            # None: it loads the one that rollout.tokenizer_path names.
-            tokenizer=None if config.rollout.tokenizer_path else self.tokenizer,
-            gconfig=config.gconfig,
-            eval_gconfig=self.eval_gconfig,
-            min_usable_group_size=usable,
-            seed=config.seed,
-            dump=setup.trajectory_dump(config, self.tokenizer),
-            journal=setup.run_dir(config, config.rollout.fileroot) / "rollout.journal",
+        self.rollout = setup.rollout_engine(
+            config, self.engine, self.tokenizer, self.eval_gconfig, usable
         )
-        spec = FinetuneSpec(
-            total_train_epochs=-(-self.total_steps // len(self._loader)),
-            steps_per_epoch=len(self._loader),
-            total_train_steps=self.total_steps,
-        )
-        self._logger = StatsLogger(config, spec, log_dir=self.run_dir)
+        self._logger = self._open_logger()
         self._saver_due = Frequency(config.saver)
         self._evaluator_due = Frequency(config.evaluator)
         self._recover_due = Frequency(config.recover)
@@ -149,11 +123,10 @@ class PPOTrainer:
         self._recovery = self._make_recovery()
         self._owns_source = False
         try:
-            self._num_steps = self._resume()
+            self._num_steps, self._is_whole = self._resume(), True
         except AgentRLError:
             self.close()
             raise
-        self._is_whole = True
         self._progress = RunProgress(
             self.total_steps, num_done=self._num_steps, is_shown=not is_online
         )
@@ -176,7 +149,8 @@ class PPOTrainer:
                 self.source.close()
             self.rollout.close()
             if self._owns_engine:
-                _run_apart(self.engine.close())
+                with closing(LoopThread("trainer")) as thread:  # a notebook's loop runs in this one
+                    thread.call(self.engine.close())
         finally:
             self._replica.dismiss()
             self._logger.close()
@@ -307,6 +281,14 @@ class PPOTrainer:
     def _is_epoch_end(self) -> bool:
         return self._num_steps % len(self._loader) == 0
 
+    def _open_logger(self) -> StatsLogger:
+        spec = FinetuneSpec(
+            total_train_epochs=-(-self.total_steps // len(self._loader)),
+            steps_per_epoch=len(self._loader),
+            total_train_steps=self.total_steps,
+        )
+        return StatsLogger(self.config, spec, log_dir=self.run_dir)
+
     def _make_recovery(self) -> Recovery | None:
         if self.config.recover.mode == "off":
             return None
@@ -388,9 +370,3 @@ class PPOTrainer:
             if fault not in self._faults:  # what is still so is not said again
                 logger.warning("step %d: %s", step + 1, fault)
         self._faults = faults
-
-
-def _run_apart(coroutine: Coroutine[Any, Any, None]) -> None:
-    """Run it on a loop of its own in a thread of its own: a notebook's loop runs in this one."""
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(asyncio.run, coroutine).result()

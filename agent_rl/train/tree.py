@@ -74,12 +74,6 @@ def plant(rows: Sequence[IntArray], *, max_tokens: int, share_prefixes: bool) ->
     return forests
 
 
-def count_nodes(rows: Sequence[IntArray]) -> int:
-    """Unique tokens of the rows as prefix trees: what sharing leaves to compute."""
-    ordered = sorted(rows, key=lambda row: row.astype(">i8").tobytes())
-    return sum(map(len, rows)) - sum(common_prefix(a, b) for a, b in pairwise(ordered))
-
-
 def common_prefix(left: IntArray, right: IntArray) -> int:
     size = min(len(left), len(right))
     differs = np.flatnonzero(left[:size] != right[:size])
