@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from fleet_rig import (  # noqa: F401 - fixtures too
+from fleet_rig import (  # noqa: F401 - fixtures
     Connect,
     Kind,
     Models,

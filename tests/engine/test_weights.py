@@ -113,6 +113,34 @@ async def test_an_adapter_is_published_alone(kind: str, served_folder: Path, ada
     await server.close()
 
 
+@pytest.mark.parametrize("kind", ["sglang", "vllm"])
+async def test_a_server_that_lost_the_adapter_gets_it_again(
+    kind: str, served_folder: Path, adapter: Path
+) -> None:
+    """It started anew, unnoticed: what it refuses for that goes to another one."""
+    servers = []
+    for _ in range(2):
+        served = ServedModel(served_folder, max_batch_size=8, max_seq_len=200)
+        app = sglang_app(served) if kind == "sglang" else vllm_app(served)
+        servers.append(await LiveServer(app).start())
+    api = SGLang() if kind == "sglang" else VLLM()
+    addresses = [server.address for server in servers]
+    engine = await asyncio.to_thread(
+        lambda: RemoteEngine(api, addresses, routing="round_robin", health_interval_s=1000.0)
+    )
+    await engine.update_weights(WeightUpdate(version=1, method="lora", path=adapter))
+    await servers[0].model.adapters.pop("v1").close()
+    for n in range(4):
+        response = await engine.agenerate(ask(n))
+        assert set(response.output_versions) == {1}
+    async with asyncio.timeout(60.0):
+        while "v1" not in servers[0].model.adapters or len(engine.up) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    await engine.close()
+    for server in servers:
+        await server.close()
+
+
 async def test_what_vllm_cannot_state_or_do_is_refused(served_folder: Path) -> None:
     served = ServedModel(served_folder, max_batch_size=8, max_seq_len=200)
     server = await LiveServer(vllm_app(served)).start()
