@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from agent_rl.config import RolloutConfig
 from agent_rl.engine.scripted import ScriptedEngine
 from agent_rl.record.interaction import InteractionWithTokenLogpReward
 from agent_rl.rollout.executor import RolloutEngine
@@ -105,3 +106,14 @@ def open_rollout() -> Iterator[Callable[..., RolloutEngine]]:
     """``RolloutEngine(...)``, closed at the end of the test."""
     with ExitStack() as opened:
         yield lambda *args, **keys: opened.enter_context(RolloutEngine(*args, **keys))
+
+
+@pytest.fixture
+def make(open_rollout, engine):
+    """RolloutEngine with these keys of ``rollout``; closed at the end."""
+
+    def build(engine=engine, *, min_usable_group_size=1, **keys) -> RolloutEngine:
+        config = RolloutConfig(**keys)
+        return open_rollout(engine, config, min_usable_group_size=min_usable_group_size)
+
+    return build
