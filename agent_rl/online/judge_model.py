@@ -17,9 +17,12 @@ from openai import AsyncOpenAI, OpenAIError
 
 from agent_rl.client.areal_openai import ArealOpenAI
 from agent_rl.config import JudgeConfig
+from agent_rl.errors import EngineError
 from agent_rl.stats import tracker as stats_tracker
 
 logger = logging.getLogger(__name__)
+
+_MAX_CHARS = 100_000  # of one vote: whatever a judge is told, it may write without end
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,7 +103,7 @@ class JudgeModel:
             try:
                 async with asyncio.timeout(self.config.timeout_s):
                     return await self._ask(prompt)
-            except (OpenAIError, TimeoutError) as error:
+            except (OpenAIError, EngineError, TimeoutError) as error:
                 self.usage.failed += 1
                 stats_tracker.get("online").scalar(judge_vote_failed=1.0)
                 logger.warning("a judge vote failed: %s: %s", type(error).__name__, error)
@@ -116,5 +119,8 @@ class JudgeModel:
         if completion.usage is not None:
             self.usage.input_tokens += completion.usage.prompt_tokens
             self.usage.output_tokens += completion.usage.completion_tokens
+        text = completion.choices[0].message.content if completion.choices else None
+        if text is not None and len(text) > _MAX_CHARS:
+            raise EngineError(f"the judge wrote {len(text)} characters; {_MAX_CHARS} are read")
         stats_tracker.get("online").scalar(judge_vote_failed=0.0)
-        return completion.choices[0].message.content if completion.choices else None
+        return text

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from agent_rl.config import OnlineConfig
-from agent_rl.errors import AgentRLError, ConfigError, RefusedError, boundary
+from agent_rl.errors import AgentRLError, ConfigError, EpisodeError, RefusedError, boundary
 from agent_rl.gateway.listener import ServedCall
 from agent_rl.online.hints import HintSource
 from agent_rl.online.judge import record_votes
@@ -36,6 +36,10 @@ from agent_rl.types import TensorDict
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
+
+_CLOSE_S = 5.0  # how long ``close`` waits for judges that do not end when they are told to
+_MAX_HINT_CHARS = 10_000
+_MAX_STORED_CHARS = 20_000  # of what a judge wrote
 
 
 class OnlineLearner:
@@ -69,6 +73,7 @@ class OnlineLearner:
         self._judging: dict[asyncio.Task[None], SessionTurns] = {}
         self._is_gated = threading.Event()
         self._has_shed = False
+        self._is_closing = False
 
     # The gateway's side
 
@@ -82,9 +87,10 @@ class OnlineLearner:
                 retry_after_s=1,
             )
         turns = self._sessions.setdefault(
-            call.session_id,
-            SessionTurns(session_id=call.session_id, session=call.session, user_id=call.user_id),
+            call.session_id, SessionTurns(session_id=call.session_id, session=call.session)
         )
+        if call.user_id is not None:
+            turns.user_ids.add(call.user_id)
         self._calls[call] = turns
         if call.turn_type != "main":
             return
@@ -164,7 +170,7 @@ class OnlineLearner:
             raise ValueError("forget by session_id or by user_id, one of both")
 
         def is_theirs(owner: SessionTurns | OnlineSample) -> bool:
-            return session_id == owner.session_id if user_id is None else user_id == owner.user_id
+            return session_id == owner.session_id or user_id in owner.user_ids
 
         everyone = (*self._sessions.values(), *self._calls.values(), *self._judging.values())
         for turns in everyone:
@@ -176,11 +182,24 @@ class OnlineLearner:
         return count
 
     async def close(self) -> None:
-        """Cancel judges and let nobody wait in ``drain``. On the gateway's loop."""
+        """Cancel judges and let nobody wait in ``drain``. On the gateway's loop.
+
+        What is still open is settled without a score, so that it is stored; what nobody has drained
+        yet still can be.
+        """
+        self._is_closing = True
         self._queue.close()
-        for task in self._judging:
-            task.cancel()
-        await self.judged()
+        if self._judging:
+            judging = dict(self._judging)
+            for task in judging:
+                task.cancel()
+            _, stuck = await asyncio.wait(judging, timeout=_CLOSE_S)
+            if stuck:
+                logger.warning("%d judges did not end within %g s", len(stuck), _CLOSE_S)
+        if self.num_waiting:
+            logger.warning("%d samples wait that no trainer has taken", self.num_waiting)
+        for turns in list(self._sessions.values()):
+            self._settle_rest(turns)
         if self._store is not None:
             await asyncio.to_thread(self._store.close)
 
@@ -192,34 +211,39 @@ class OnlineLearner:
             return
         task = asyncio.get_running_loop().create_task(self._learn(turns, turn))
         self._judging[task] = turns
-        task.add_done_callback(self._judged)
+        task.add_done_callback(partial(self._judged, turns, turn))
 
-    def _judged(self, task: asyncio.Task[None]) -> None:
+    def _judged(self, turns: SessionTurns, turn: Turn, task: asyncio.Task[None]) -> None:
         """What a task raises is a fault of ours: ``drain`` passes it on."""
         del self._judging[task]
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled():
+            self._settle(turns, turn, NOT_JUDGED, None, None)
+        elif (error := task.exception()) is not None:
             self._queue.close(cause=error)
 
     async def _learn(self, turns: SessionTurns, turn: Turn) -> None:
         async with self._queue.place():
-            assert turn.next_state is not None, "a turn is judged after its next state"
-            judged = JudgedTurn(
-                messages=turn.interaction.messages,
-                answer=turn.interaction.output_message_list[0],
-                next_state=turn.next_state,
-                tools=turn.interaction.tools,
-            )
-            verdict, hint = await asyncio.gather(self._verdict(judged), self._hint(judged))
-            teacher = None
-            if hint is not None and self._teacher is not None:
-                scoring = self._teacher.scores(turns.session, turn.interaction, hint)
-                teacher = await _or_none(scoring)
-            self._settle(turns, turn, verdict, hint, teacher)
+            await self._judge_and_settle(turns, turn)
+
+    async def _judge_and_settle(self, turns: SessionTurns, turn: Turn) -> None:
+        assert turn.next_state is not None, "a turn is judged after its next state"
+        judged = JudgedTurn(
+            messages=turn.interaction.messages,
+            answer=turn.interaction.output_message_list[0],
+            next_state=turn.next_state,
+            tools=turn.interaction.tools,
+        )
+        verdict, hint = await asyncio.gather(self._verdict(judged), self._hint(judged))
+        teacher = None
+        if hint is not None and self._teacher is not None:
+            scoring = self._teacher.scores(turns.session, turn.interaction, hint)
+            teacher = await self._or_none(scoring)
+        self._settle(turns, turn, verdict, hint, teacher)
 
     async def _verdict(self, judged: JudgedTurn) -> Verdict:
         if self._judge is None:
             return NOT_JUDGED
-        verdict = await _or_none(self._judge.judge(judged))
+        verdict = await self._or_none(self._judge.judge(judged))
         if verdict is not None and not isinstance(verdict, Verdict):
             logger.warning("%s returned %r, which is no Verdict", type(self._judge), verdict)
             verdict = None
@@ -228,9 +252,30 @@ class OnlineLearner:
     async def _hint(self, judged: JudgedTurn) -> str | None:
         if self._hints is None:
             return None
-        hint = await _or_none(self._hints.hint(judged))
+        hint = await self._or_none(self._hints.hint(judged))
+        if hint is not None and len(hint) > _MAX_HINT_CHARS:
+            logger.warning("a hint of %d characters is not accepted", len(hint))
+            hint = None
         stats_tracker.get("online").scalar(hint_accepted=float(hint is not None))
         return hint
+
+    async def _or_none(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """What a judge or teacher returns; None, with a warning, where it raises.
+
+        Only ``close`` cancels a turn: any other CancelledError is the judge's own.
+        """
+        try:
+            with boundary("judge"):
+                return await work
+        except asyncio.CancelledError:
+            if self._is_closing:
+                raise
+            error: BaseException = EpisodeError("judge raised CancelledError", boundary="judge")
+        except AgentRLError as raised:
+            error = raised
+        stats_tracker.get("online").scalar(judge_error=1.0)
+        logger.warning("a turn was not judged: %s", error)
+        return None
 
     def _settle_rest(self, turns: SessionTurns) -> None:
         """The session is over: what is still open has no next state."""
@@ -258,7 +303,7 @@ class OnlineLearner:
         turns.num_effective += is_trained
         record_votes(verdict)
         _record_lesson(lesson, turn)
-        if lesson is not None:
+        if lesson is not None and not self._is_closing:
             self._put(turns, turn, lesson)
         if self._store is not None:
             self._store.append(_stored(turns, turn, verdict, hint, lesson))
@@ -270,7 +315,7 @@ class OnlineLearner:
         sample = OnlineSample(
             index=next(self._numbers),
             session_id=turns.session_id,
-            user_id=turns.user_id,
+            user_ids=turns.user_ids,
             interaction=turn.interaction,
             lesson=lesson,
         )
@@ -297,17 +342,6 @@ def _check_parts(
             raise ConfigError(f"online.method={config.method} needs OnlineLearner(..., {name}=)")
 
 
-async def _or_none(work: Coroutine[Any, Any, T]) -> T | None:
-    """What a judge or teacher returns; None, with a warning, where it raises."""
-    try:
-        with boundary("judge"):
-            return await work
-    except AgentRLError as error:
-        stats_tracker.get("online").scalar(judge_error=1.0)
-        logger.warning("a turn was not judged: %s", error)
-        return None
-
-
 def _record_lesson(lesson: Lesson | None, turn: Turn) -> None:
     tracker = stats_tracker.get("online")
     tracker.scalar(
@@ -327,7 +361,7 @@ def _stored(
     return {
         "time": time.time(),
         "session_id": turns.session_id,
-        "user_id": turns.user_id,
+        "user_ids": sorted(turns.user_ids),
         "turn": turn.number,
         "interaction_id": interaction.interaction_id,
         "versions": [min(versions), max(versions)],
@@ -336,7 +370,7 @@ def _stored(
         "next_state": None if turn.next_state is None else message_text(turn.next_state),
         "score": verdict.score,
         "votes": list(verdict.votes),
-        "evaluation": verdict.evaluation,
+        "evaluation": verdict.evaluation[-_MAX_STORED_CHARS:],
         "hint": hint,
         "trained": lesson is not None and lesson.is_trained,
         "promoted": lesson is not None and lesson.is_promoted,

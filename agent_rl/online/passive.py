@@ -38,6 +38,7 @@ class Turn:
 class SessionTurns:
     """
     Args:
+        user_ids: whose data it is: all whom its calls named.
         num_effective: turns that were trained; it lives until all judges of the session are done,
             which may be after its end.
         is_forgotten: somebody asked that nothing be kept of it.
@@ -45,7 +46,7 @@ class SessionTurns:
 
     session_id: str
     session: Session
-    user_id: str | None = None
+    user_ids: set[str] = field(default_factory=set)
     num_effective: int = 0
     num_turns: int = 0
     is_ended: bool = False

@@ -7,6 +7,7 @@ The row is a group of its own: a baseline over groups has to come from other ses
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,11 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnlineSample:
-    """``index`` counts over all sessions, in the order of settling."""
+    """``index`` counts over all sessions, in the order of settling.
+
+    ``user_ids`` is the session's own set: a user whom a later call names is in it too.
+    """
 
     index: int
     session_id: str
-    user_id: str | None
+    user_ids: Set[str]
     interaction: InteractionWithTokenLogpReward
     lesson: Lesson
 

@@ -21,6 +21,7 @@ from agent_rl.online.hints import HintJudge, HintSource
 from agent_rl.online.judge import TurnJudge
 from agent_rl.online.judge_model import JudgeModel
 from agent_rl.online.learner import OnlineLearner
+from agent_rl.online.patience import TimedHints, TimedJudge
 from agent_rl.online.redact import Redactor, redact
 from agent_rl.online.teacher import Teacher
 from agent_rl.online.turn_store import TurnStore
@@ -42,7 +43,8 @@ class OnlineService:
 
     Args:
         run_dir: judged turns go to ``turns.jsonl`` in it; None: nowhere.
-        judge, hints: in place of the model that ``online.judge`` names.
+        judge, hints: in place of the model that ``online.judge`` names; ``timeout_s`` of it bounds
+            each call.
         redactor: in place of the built-in patterns.
         top_k: the teacher's most likely tokens to distil; 0: only the sampled one.
 
@@ -73,9 +75,15 @@ class OnlineService:
         if run_dir is not None and config.record_turns:
             store = TurnStore(run_dir / "turns.jsonl", config.privacy, redactor=redactor)
         model = self.judge_model
+        if judge is not None:
+            judge = TimedJudge(judge, config.judge.timeout_s)
         teacher = None
         if needs_hint:
-            hints = hints or HintJudge(model, min_chars=config.min_hint_chars)
+            hints = (
+                HintJudge(model, min_chars=config.min_hint_chars)
+                if hints is None
+                else TimedHints(hints, config.judge.timeout_s)
+            )
             teacher = Teacher(engine, top_k=top_k, max_concurrent=config.teacher_max_concurrent)
         self.learner = OnlineLearner(
             config,

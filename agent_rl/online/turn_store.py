@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 _S_PER_DAY = 86_400.0
 _TIDY_EVERY = 256  # rows
+_TIDY_EVERY_S = 600.0
 
 
 class TurnStore:
@@ -41,6 +43,11 @@ class TurnStore:
         self._has_failed = False
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="turn-store")
         self._writer.submit(self._guarded, self._tidy)
+        self._is_closed = threading.Event()
+        if config.keep_days is not None:
+            threading.Thread(
+                target=self._tidy_in_time, name="turn-store-clock", daemon=True
+            ).start()
 
     def append(self, row: JsonObject) -> None:
         """Write it soon. A disk that fails is reported once and stops nothing."""
@@ -55,19 +62,29 @@ class TurnStore:
         """
         if (session_id is None) == (user_id is None):
             raise ValueError("delete turns by session_id or by user_id, one of both")
-        field, value = ("session_id", session_id) if user_id is None else ("user_id", user_id)
+        value = session_id if user_id is None else user_id
+        assert value is not None, "one of both is given"
         stored = {value, self._stored_id(value)}
-        return self._writer.submit(self._keep, lambda row: row.get(field) not in stored).result()
+
+        def is_kept(row: JsonObject) -> bool:
+            ids = [row.get("session_id")] if user_id is None else row.get("user_ids") or []
+            return stored.isdisjoint(ids)
+
+        return self._writer.submit(self._keep, is_kept).result()
 
     def close(self) -> None:
         """Returns when everything is written."""
+        self._is_closed.set()
         self._writer.submit(self._guarded, self._tidy)
         self._writer.shutdown()
 
     def _append(self, row: JsonObject) -> None:
         if self._config.redact:
-            ids = {name: self._stored_id(row[name]) for name in ("session_id", "user_id")}
-            row = {**redact_object(row, self._redactor), **ids}
+            row = {
+                **redact_object(row, self._redactor),
+                "session_id": self._stored_id(row["session_id"]),
+                "user_ids": [self._stored_id(user_id) for user_id in row["user_ids"]],
+            }
         if not self.path.exists():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             os.close(os.open(self.path, os.O_CREAT | os.O_WRONLY, 0o600))  # for its owner only
@@ -76,11 +93,16 @@ class TurnStore:
         if self._num_untidied >= _TIDY_EVERY:
             self._tidy()
 
-    def _stored_id(self, value: str | None) -> str | None:
+    def _stored_id(self, value: str) -> str:
         """``s1`` as it is, ``ann@x.org`` as ``[email]:5f3c...``."""
-        if value is None or (redacted := self._redactor(value)) == value:
+        if (redacted := self._redactor(value)) == value:
             return value
         return f"{redacted}:{hashlib.sha256(value.encode('utf-8', 'replace')).hexdigest()[:16]}"
+
+    def _tidy_in_time(self) -> None:
+        """Rows grow old also while nobody writes."""
+        while not self._is_closed.wait(_TIDY_EVERY_S):
+            self._writer.submit(self._guarded, self._tidy)
 
     def _tidy(self) -> None:
         """Drop what is too old, and the oldest of too many."""

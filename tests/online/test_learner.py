@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import math
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from agent_rl import stats_tracker
 from agent_rl.config import OnlineConfig, PrivacyConfig
 from agent_rl.engine.scripted import ScriptedEngine
 from agent_rl.errors import CollectorError, ConfigError, RefusedError
+from agent_rl.online import learner as learner_module
 from agent_rl.online.learner import OnlineLearner
 from agent_rl.online.teacher import Teacher
 from agent_rl.online.turn_store import TurnStore
@@ -344,6 +346,56 @@ async def test_a_judge_that_raises_is_a_score_of_zero(
     assert "no judge today" in caplog.text
 
 
+@pytest.mark.parametrize("is_own_task", [False, True])
+async def test_a_judge_that_is_cancelled_inside_is_a_score_of_zero(
+    talk: Callable, is_own_task: bool
+) -> None:
+    """Case B131: a CancelledError that nobody asked for loses no turn."""
+
+    class Cancelled:
+        async def judge(self, turn: JudgedTurn) -> Verdict:
+            if is_own_task:
+                asyncio.current_task().cancel()
+                await asyncio.sleep(0)
+            raise asyncio.CancelledError
+
+    learner = OnlineLearner(judge=Cancelled())
+    user = talk(learner)
+    user.say("hello", "one")
+    user.say("good", "two")
+    await learner.judged()
+    assert rows(learner, 1) == [(2, 0.0)]
+
+
+async def test_what_a_judge_writes_has_an_end(talk: Callable, tmp_path: Path) -> None:
+    """The end of an evaluation is stored; a hint without end is none."""
+
+    class Verbose:
+        async def judge(self, turn: JudgedTurn) -> Verdict:
+            return Verdict(score=1.0, evaluation="x" * 1_000_000 + "end")
+
+        async def hint(self, turn: JudgedTurn) -> str:
+            return "y" * 1_000_000
+
+    store = TurnStore(tmp_path / "turns.jsonl", PrivacyConfig())
+    learner = OnlineLearner(
+        OnlineConfig(method="combine"),
+        judge=Verbose(),
+        hints=Verbose(),
+        teacher=Teacher(ScriptedEngine([])),
+        store=store,
+    )
+    user = talk(learner)
+    user.say("hello", "one")
+    user.say("good", "two")
+    await learner.judged()
+    assert rows(learner, 1) == [(2, 1.0)]
+    await learner.close()
+    row = next(row for _, row in read_lines(store.path))
+    assert len(row["evaluation"]) == 20_000 and row["evaluation"].endswith("end")
+    assert row["hint"] is None
+
+
 @pytest.mark.parametrize("returned", [1.0, None, "good"])
 async def test_a_judge_that_returns_no_verdict_is_a_score_of_zero(
     talk: Callable, caplog: pytest.LogCaptureFixture, returned: object
@@ -445,21 +497,79 @@ async def test_forgetting_a_user(judge: ScriptedJudge, talk: Callable, tmp_path:
     ann.reply(late, "four")
     learner.on_session_end("s1")
     await learner.judged()
-    assert [sample.user_id for sample in learner._queue.drain(1)] == ["bob"]
+    assert [set(sample.user_ids) for sample in learner._queue.drain(1)] == [{"bob"}]
     assert learner.num_waiting == 0
     await learner.close()
-    assert [row["user_id"] for _, row in read_lines(store.path)] == ["bob"]
+    assert [row["user_ids"] for _, row in read_lines(store.path)] == [["bob"], ["bob"]]
 
 
-async def test_closing_ends_judges_and_drain(learner: OnlineLearner, talk: Callable) -> None:
+async def test_a_session_belongs_to_all_whom_its_calls_name(
+    judge: ScriptedJudge, talk: Callable, tmp_path: Path
+) -> None:
+    """The first call names nobody; what waits is found by a name that came later."""
+    store = TurnStore(tmp_path / "turns.jsonl", PrivacyConfig())
+    learner = OnlineLearner(judge=judge, store=store)
     user = talk(learner)
     user.say("hello", "one")
-    user.say("good wait", "two")
-    waiting = asyncio.create_task(asyncio.to_thread(learner.drain, 1))
+    user.say("good", "two")
+    await learner.judged()
+    for name in ("ann", "bob"):
+        user.user_id = name
+        user.say("good", "three")
+        await learner.judged()
+    await asyncio.to_thread(store.close)
+    assert [row["user_ids"] for _, row in read_lines(store.path)] == [[], ["ann"], ["ann", "bob"]]
+    assert learner._queue.remove(lambda sample: "ann" in sample.user_ids) == 3
+
+
+async def test_closing_ends_judges_and_drain(
+    judge: ScriptedJudge, talk: Callable, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was settled can still be drained; the rest is stored, without a score."""
+    store = TurnStore(tmp_path / "turns.jsonl", PrivacyConfig())
+    learner = OnlineLearner(OnlineConfig(queue_size=2), judge=judge, store=store)
+    user = talk(learner)
+    user.say("hi", "one")
+    user.say("good", "two")
+    await learner.judged()
+    user.say("wait", "three")
+    await until(lambda: len(judge.seen) == 2)
+    user.say("wait", "four")
+    waiting = asyncio.create_task(asyncio.to_thread(learner.drain, 2))
+    assert (learner.num_waiting, learner.num_judging) == (1, 2)  # the second waits for a place
     await learner.close()
     assert learner.num_judging == 0
-    with pytest.raises(CollectorError, match="closed"):
+    with pytest.raises(CollectorError, match="1 of 2 are left"):
         await waiting
+    assert rows(learner, 1) == [(2, 1.0)]
+    stored = {row["answer"]: row["score"] for _, row in read_lines(store.path)}
+    assert stored == {"one": 1.0, "two": None, "three": None, "four": None}
+    assert "1 samples wait that no trainer has taken" in caplog.text
+
+
+async def test_a_judge_that_does_not_end_is_not_waited_for(
+    talk: Callable, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(learner_module, "_CLOSE_S", 0.01)
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    class Stubborn:
+        async def judge(self, turn: JudgedTurn) -> Verdict:
+            begun.set()
+            while not gate.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await gate.wait()
+            return Verdict(score=1.0)
+
+    learner = OnlineLearner(judge=Stubborn())
+    user = talk(learner)
+    user.say("hello", "one")
+    user.say("good", "two")
+    await begun.wait()
+    await learner.close()
+    assert "1 judges did not end" in caplog.text
+    gate.set()
+    await learner.judged()
 
 
 async def test_hints_and_teacher_make_distilled_rows(talk: Callable) -> None:

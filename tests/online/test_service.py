@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ from agent_rl.engine.base import WeightUpdate
 from agent_rl.engine.scripted import ScriptedEngine
 from agent_rl.errors import CollectorError, ConfigError
 from agent_rl.gateway.server import Gateway
+from agent_rl.online.patience import TimedHints
 from agent_rl.online.service import OnlineService
 from agent_rl.online.verdict import JudgedTurn, Verdict
 from agent_rl.record.jsonl import read_lines
@@ -256,6 +258,31 @@ def test_closing_lets_the_trainer_go(serve: Serve) -> None:
     trainer.join()
     assert "closed" in str(failures[0])
     service.close()
+
+
+def test_a_judge_that_hangs_holds_up_nobody(serve: Serve) -> None:
+    """A rule of the user's own knows no time limit: it gets the one of a vote."""
+
+    class Hanging:
+        async def judge(self, turn: JudgedTurn) -> Verdict:
+            await asyncio.Event().wait()
+            raise AssertionError("never")
+
+        async def hint(self, turn: JudgedTurn) -> str | None:
+            await asyncio.Event().wait()
+            raise AssertionError("never")
+
+    service = serve(OnlineConfig(judge=JudgeConfig(timeout_s=0.05)), judge=Hanging())
+    with client_of(service, "ann") as client:
+        messages: list = []
+        for text in ("hello", "thanks"):
+            say(client, messages, text)
+        (row,) = service.drain(1)
+    assert float(row["rewards"]) == 0.0
+    hints = TimedHints(Hanging(), 0.01)
+    turn = JudgedTurn(messages=[], answer={}, next_state={})
+    with pytest.raises(TimeoutError):
+        asyncio.run(hints.hint(turn))
 
 
 def test_an_address_in_use_is_an_error_and_leaves_no_thread(serve: Serve, words: Words) -> None:

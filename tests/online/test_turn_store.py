@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent_rl.config import PrivacyConfig
+from agent_rl.online import turn_store
 from agent_rl.online.turn_store import TurnStore
 from agent_rl.record.jsonl import append_lines, json_line, read_lines
 
@@ -15,7 +16,7 @@ DAY_S = 86_400.0
 
 
 def row(number: int, *, age_days: float = 0.0, **fields: object) -> dict:
-    owner = {"session_id": f"s{number}", "user_id": f"u{number % 2}"}
+    owner = {"session_id": f"s{number}", "user_ids": [f"u{number % 2}"]}
     return {"time": time.time() - age_days * DAY_S, "turn": number, **owner, **fields}
 
 
@@ -65,6 +66,17 @@ def test_old_rows_are_gone_when_the_store_opens_and_when_it_closes(path: Path) -
     assert turns(path) == [3, 4, 9]
 
 
+def test_old_rows_are_gone_while_nobody_writes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turn_store, "_TIDY_EVERY_S", 0.01)
+    store = TurnStore(path, PrivacyConfig(keep_days=7))
+    store.append(row(1, age_days=8))
+    store.append(row(2))
+    while 1 in (turns(path) if path.exists() else [1]):
+        time.sleep(0.01)
+    store.close()
+    assert turns(path) == [2]
+
+
 def test_delete_by_session_and_by_user(path: Path) -> None:
     store = TurnStore(path, PrivacyConfig())
     for number in range(6):
@@ -83,7 +95,7 @@ def test_an_id_that_is_personal_data_is_not_written_and_still_found(path: Path) 
     store = TurnStore(path, PrivacyConfig())
     names = ["ann@x.org", "bob@y.org", "plain"]
     for number, name in enumerate(names):
-        store.append({**row(number), "user_id": name})
+        store.append({**row(number), "user_ids": [name, "other"]})
     assert store.delete(user_id="ann@x.org") == 1
     assert "@" not in path.read_text(encoding="utf-8")
     assert store.delete(user_id="plain") == 1
