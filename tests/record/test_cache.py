@@ -1,4 +1,4 @@
-"""The conversation tree: who is whose parent, which ids are sent, what a fork says."""
+"""The conversation tree: who is whose parent, and which ids are sent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 from fix_format import (
     PROMPT,
     T2,
-    Refusing,
     Talk,
     answer_of,
     assistant,
@@ -23,7 +22,6 @@ from fix_format import (
 )
 from pydantic import BaseModel
 
-from agent_rl.record.cache import InteractionCache
 from agent_rl.record.export import export_interactions
 from agent_rl.record.interaction import InteractionWithTokenLogpReward
 from agent_rl.types import JsonObject
@@ -266,86 +264,6 @@ def test_interactions_made_by_hand_are_linked_by_their_messages() -> None:
     assert cache.orphans == {"c1"}
 
 
-@pytest.mark.parametrize("order", [("c1", "c2"), ("c2", "c1")])
-def test_retry_leaves_an_orphan(order: tuple[str, str]) -> None:
-    """case B68: the answer that was never used is left out before discounting."""
-    talk = Talk()
-    outputs = {"c1": [21, 2], "c2": [20, 2]}
-    for name in order:
-        talk.say(name, [user("hi")], outputs[name])
-    talk.say("c3", [user("hi"), assistant("a"), user("yo")], [24, 2])
-    assert talk.cache.orphans == {"c1"}
-    talk.cache.set_last_reward(1.0)
-    rows = export_interactions(talk.cache, "individual", reward_discount=0.5)
-    assert {name: row.reward for name, row in rows.items()} == {"c2": 0.5, "c3": 1.0}
-    assert list(export_interactions(talk.cache, "concat")) == ["c3"]
-
-
-def test_late_orphan_does_not_get_the_last_reward() -> None:
-    """case B68: the slow first answer is recorded after the retry was already gone on from."""
-    talk = Talk()
-    slow = talk.plan([user("hi")])
-    talk.say("c2", [user("hi")], [20, 2])
-    talk.say("c3", [user("hi"), assistant("a"), user("yo")], [24, 2])
-    late = slow.interaction(
-        interaction_id="c1",
-        model_response=answer_of(slow, [21, 2]),
-        output_message_list=[assistant("b")],
-    )
-    talk.cache.append(late)
-    talk.cache.set_last_reward(1.0)
-    assert talk.cache["c3"].reward == 1.0 and talk.cache["c1"].reward is None
-
-
-def test_asking_anew_after_going_on_is_no_retry() -> None:
-    """An agent that starts over asks its first question again: that answer is its last one."""
-    talk = Talk()
-    talk.say("c1", [user("hi")], [20, 2])
-    talk.say("c2", [user("hi"), assistant("a"), user("yo")], [24, 2])
-    talk.say("c3", [user("hi")], [21, 2])
-    assert talk.cache.orphans == frozenset()
-    talk.cache.set_last_reward(1.0)
-    assert talk.cache["c3"].reward == 1.0
-    rows = export_interactions(talk.cache, "concat")
-    assert {name: sum(row.to_row().loss_mask) for name, row in rows.items()} == {"c2": 4, "c3": 2}
-
-
-def test_what_is_no_orphan() -> None:
-    """Choices of one request, other tools, another temperature, a reward of its own."""
-    talk = Talk()
-    for name in ("c1", "c1/1"):
-        talk.say(name, [user("hi")], [20, 2])
-    assert talk.cache.orphans == frozenset()
-    talk.say("c2", [user("hi")], [20, 2], tools=[tool("f")])
-    talk.say("c3", [user("hi")], [20, 2], temperature=0.5)
-    assert talk.cache.orphans == frozenset()
-    talk.say("c4", [user("hi")], [21, 2])
-    assert talk.cache.orphans == {"c1", "c1/1"}
-    talk.cache.set_reward("c1", 0.0)
-    assert talk.cache.orphans == {"c1/1"}
-
-
-def test_orphans_are_fixed_by_the_discount() -> None:
-    """case B68: nothing is dropped any more once its reward has been carried back."""
-    talk = Talk()
-    talk.say("c1", [user("hi")], [20, 2])
-    talk.cache.set_last_reward(1.0)
-    talk.cache.apply_reward_discount()
-    talk.say("c2", [user("hi")], [21, 2])
-    assert list(export_interactions(talk.cache, "individual")) == ["c1", "c2"]
-
-
-def test_fresh_client_per_attempt() -> None:
-    """case B70: a rerun records into its own cache, so only its three calls are exported."""
-    first, second = Talk(), Talk()
-    for talk, turns in ((first, 2), (second, 3)):
-        messages = [user("hi")]
-        for turn in range(turns):
-            talk.say(f"c{turn}", messages, [20, 2])
-            messages = [*messages, assistant("a"), user("yo")]
-    assert len(export_interactions(second.cache, "individual")) == 3
-
-
 def test_sub_agents_interleave() -> None:
     """case B71: two system prompts give two rows, every output once."""
     talk = Talk()
@@ -401,116 +319,6 @@ def test_threads_may_record_at_once() -> None:
     assert len(export_interactions(talk.cache, "concat")) == 20
 
 
-SUMMARY = "they said hi and the answer was a"
-
-
-def test_summary_starts_a_branch_named_compaction() -> None:
-    """case B75: t1, t2, the summary call s, then t3, t4 on the summary; every token once."""
-    talk = Talk()
-    opening = [{"role": "system", "content": "a"}, user("hi")]
-    t2 = [*opening, assistant("a"), user("yo")]
-    talk.say("t1", opening, [20, 2])
-    talk.say("t2", t2, [21, 2])
-    talk.say("s", [*t2, assistant("b"), user("sum")], [22, 2], assistant(SUMMARY))
-    t3 = [opening[0], user(f"so far: {SUMMARY}")]
-    compacted = talk.say("t3", t3, [20, 2])
-    talk.say("t4", [*t3, assistant("a"), user("yo")], [24, 2])
-    assert compacted.parent is None
-    assert compacted.fork_reason == "compaction: messages[1] quotes a recorded answer"
-    rows = export_interactions(talk.cache, "concat")
-    assert {name: sum(row.to_row().loss_mask) for name, row in rows.items()} == {"s": 6, "t4": 4}
-    talk.cache.set_last_reward(1.0)
-    rows = export_interactions(talk.cache, "individual", reward_discount=1.0)
-    assert [row.reward for row in rows.values()] == [1.0] * 5
-
-
-def test_window_over_the_history_is_compaction() -> None:
-    """Old messages are cut off in front of an answer that is kept."""
-    talk = Talk()
-    messages = [user("hi")]
-    for turn in range(3):
-        talk.say(f"c{turn}", messages, [20, 2], assistant(f"the long answer {turn}"))
-        messages = [*messages, assistant(f"the long answer {turn}"), user(f"q{turn}")]
-    cut = talk.say("c3", messages[4:], [20, 2])
-    assert cut.parent is None and cut.history is None
-    assert cut.fork_reason == "compaction: messages[1] was answer number 5 before"
-
-
-def test_edited_answer_forks_with_a_reason() -> None:
-    talk = Talk()
-    c1 = talk.say("c1", [user("hi")], [20, 2])
-    c2 = talk.say("c2", [user("hi"), assistant("b"), user("yo")], [24, 2])
-    assert c2.parent is None
-    assert c2.fork_reason == "history edited: messages[1] is not the recorded answer"
-    follow = [user("hi"), assistant("a"), user("yo")]
-    c3 = talk.say("c3", follow, [20, 2])
-    c4 = talk.say("c4", [*follow, assistant("b"), user("yo")], [24, 2])
-    assert c3.parent is c1 and c4.parent is c1
-    assert c4.fork_reason == "history edited: messages[3] is not the recorded answer"
-
-
-def test_other_tools_start_a_branch() -> None:
-    talk = Talk()
-    talk.say("c1", [user("hi")], [20, 2], tools=[tool("a")])
-    history = [user("hi"), assistant("a"), user("yo")]
-    same = talk.say("c2", history, [24, 2], tools=[tool("a")])
-    other = talk.say("c3", history, [24, 2], tools=[tool("b")])
-    assert same.parent is talk.cache["c1"]
-    assert other.parent is None and other.fork_reason == "tools changed"
-    assert other.tokens[:-2] == rendered(history, [tool("b")])
-
-
-THOUGHT = assistant("b", reasoning_content="a")
-
-
-def test_no_bridge_renders_and_says_why() -> None:
-    talk = Talk(fmt=Refusing(fix_format(T2)))
-    talk.say("c1", [user("hi")], [8, 20, 9, 21, 2], THOUGHT)
-    c2 = talk.say("c2", [user("hi"), THOUGHT, user("yo")], [24, 2])
-    assert c2.tokens[9:12] == (21, 2, 3)
-    assert c2.parent is None
-    assert c2.fork_reason == "no bridge: the template is not stable"
-    rows = export_interactions(talk.cache, "concat")
-    assert [sum(row.to_row().loss_mask) for row in rows.values()] == [5, 2]
-
-
-@pytest.mark.parametrize("style", ["hf", "concat"])
-def test_rendered_text_that_goes_on_reuses_the_sampled_ids(style: str) -> None:
-    """hf mode, or no bridge: the text begins with the parent's, so 20, 21 stay as sampled."""
-    talk = Talk(style, Refusing(fix_format()))
-    c1 = talk.say("c1", [user("hi")], [20, 21, 2])
-    c2 = talk.say("c2", [user("hi"), assistant("ab"), user("yo")], [24, 2])
-    assert c2.tokens[9:13] == (20, 21, 2, 3)
-    assert c2.parent is c1 and c2.fork_reason is None
-    assert not any("ab" in text for text in talk.fmt.tokenizer.encoded)
-
-
-def test_fork_attaches_to_the_nearest_forebear_with_the_same_tokens() -> None:
-    talk = Talk("hf", fix_format(T2))
-    c1 = talk.say("c1", [user("hi")], [20, 2])
-    second = [user("hi"), assistant("a"), user("yo")]
-    talk.say("c2", second, [8, 20, 9, 21, 2], THOUGHT)
-    c3 = talk.say("c3", [*second, THOUGHT, user("hi")], [24, 2])
-    assert c3.parent is c1 and c3.history is talk.cache["c2"]
-    assert c3.fork_reason == "tokens differ: at index 21 of the 26 tokens of c2"
-    assert c3.tokens == (*fix_format(T2).render([*second, THOUGHT, user("hi")]), 24, 2)
-
-
-def test_running_call_is_nobodys_parent() -> None:
-    talk = Talk()
-    plan = talk.plan([user("hi")])
-    other = talk.say("c2", [user("hi"), assistant("a"), user("yo")], [24, 2])
-    assert other.parent is None and other.fork_reason is None
-    talk.cache.append(
-        plan.interaction(
-            interaction_id="c1",
-            model_response=answer_of(plan, [20, 2]),
-            output_message_list=[assistant("a")],
-        )
-    )
-    assert talk.cache["c1"].is_leaf
-
-
 def test_ids_are_unique() -> None:
     talk = Talk()
     talk.say("c1", [user("hi")], [20, 2])
@@ -527,69 +335,3 @@ def test_an_answer_to_another_prompt_is_refused() -> None:
             model_response=answer_of(plan, [20], input_tokens=(1, 2)),
             output_message_list=[],
         )
-
-
-def test_rewards() -> None:
-    talk = Talk()
-    with pytest.raises(RuntimeError, match="nothing is recorded"):
-        talk.cache.set_last_reward(1.0)
-    talk.say("c1", [user("hi")], [20, 2])
-    talk.say("c2", [user("yo")], [20, 2])
-    with pytest.raises(KeyError, match="'c9'"):
-        talk.cache.set_reward("c9", 1.0)
-    with pytest.raises(ValueError, match="finite"):
-        talk.cache.set_reward("c1", float("nan"))
-    talk.cache.set_reward("c1", 0.5)
-    talk.cache.set_last_reward(True)
-    assert talk.cache.total_reward == 1.5
-    talk.cache.set_reward("c1", -1)
-    assert talk.cache.total_reward == 0.0
-    assert [talk.cache["c1"].reward, talk.cache["c2"].reward] == [-1.0, 1.0]
-
-
-def test_rewards_by_id_and_last_win_in_the_order_they_are_set() -> None:
-    """case B91: per id, last, both; the later call wins."""
-    talk = Talk()
-    talk.say("c1", [user("hi")], [20, 2])
-    talk.say("c2", [user("hi"), assistant("a"), user("yo")], [20, 2])
-    talk.cache.set_reward("c2", 0.2)
-    talk.cache.set_last_reward(1.0)
-    talk.cache.set_reward("c1", 0.1)
-    rows = export_interactions(talk.cache, "individual")
-    assert {name: row.reward for name, row in rows.items()} == {"c1": 0.1, "c2": 1.0}
-
-
-def chain(rewards: list[float | None]) -> InteractionCache:
-    talk = Talk()
-    messages = [user("hi")]
-    for index, reward in enumerate(rewards):
-        talk.say(f"c{index}", messages, [20, 2])
-        messages = [*messages, assistant("a"), user("yo")]
-        if reward is not None:
-            talk.cache.set_reward(f"c{index}", reward)
-    return talk.cache
-
-
-@pytest.mark.parametrize(
-    ("rewards", "discount", "expected"),
-    [
-        ([0, 1.5, 2.5], 0.85, [3.08125, 3.625, 2.5]),
-        ([None, None, 1.0], 0.9, [0.81, 0.9, 1.0]),
-        ([0.5, None, 1.0], 0.5, [0.75, 0.5, 1.0]),
-        ([1.0, None, None], 0.5, [1.0, 0.0, 0.0]),
-    ],
-)
-def test_turn_discount(rewards: list[float | None], discount: float, expected: list[float]) -> None:
-    """case B80: own rewards kept and later ones carried back; a second time is an error."""
-    cache = chain(rewards)
-    total = cache.total_reward
-    cache.apply_reward_discount(discount)
-    assert [one.reward for one in cache.values()] == pytest.approx(expected)
-    assert cache.total_reward == total
-    with pytest.raises(RuntimeError, match="once"):
-        cache.apply_reward_discount(discount)
-
-
-def test_discount_out_of_range() -> None:
-    with pytest.raises(ValueError, match=r"\[0, 1\]"):
-        chain([1.0]).apply_reward_discount(1.5)
