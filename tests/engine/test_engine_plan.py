@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,28 @@ def test_the_command_refuses_what_is_no_number_of_gpus(
         main()
     assert ended.value.code == 2
     assert "--gpus" in capsys.readouterr().err
+
+
+def test_the_guide_shows_what_the_command_prints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guide = (Path(__file__).parents[2] / "docs/guides/scale.md").read_text()
+    shown = re.search(r"\$ (agent-rl plan .*)\n((?:.*\n)*?)```", guide)
+    assert shown is not None
+    model = folder(tmp_path, SEVEN_B)
+    words = shown[1].replace("./Qwen2.5-7B", str(model)).split()
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().out == shown[2]
+
+
+def test_four_nodes_of_the_guide(tmp_path: Path) -> None:
+    """Of 32 GPUs, one node of 8 serves 40 groups of 8 episodes and three train."""
+    size = ModelSize.of(folder(tmp_path, SEVEN_B))
+    work = Workload(groups=40, group_size=8, turns=4, prompt_tokens=2000, completion_tokens=500)
+    sheet = plan(size, work, GPUS["h100"], 32, link_gb_s=25)
+    assert (sheet.rollout_gpus, sheet.train_gpus) == (8, 24)
 
 
 def test_the_command_prints_the_sheet(
