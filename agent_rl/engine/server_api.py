@@ -135,9 +135,6 @@ class ServerApi(Protocol):
 
     async def describe(self, server: ServerConnection) -> ServerInfo: ...
 
-    async def is_ready(self, server: ServerConnection) -> bool:
-        """Whether it answers requests; used while it starts."""
-
     def generate(
         self, server: ServerConnection, attempt: Attempt, *, streams: bool
     ) -> AsyncGenerator[Piece, None]:

@@ -64,10 +64,6 @@ class SGLang:
                 adapters=frozenset(adapter["id"] for adapter in adapters),
             )
 
-    async def is_ready(self, server: ServerConnection) -> bool:
-        await server.get("/health")
-        return True
-
     async def generate(
         self, server: ServerConnection, attempt: Attempt, *, streams: bool
     ) -> AsyncGenerator[Piece, None]:

@@ -72,10 +72,6 @@ class VLLM:
                 adapters=frozenset(adapter["id"] for adapter in adapters),
             )
 
-    async def is_ready(self, server: ServerConnection) -> bool:
-        await server.get("/health")
-        return True
-
     async def generate(
         self, server: ServerConnection, attempt: Attempt, *, streams: bool
     ) -> AsyncGenerator[Piece, None]:
