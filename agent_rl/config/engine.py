@@ -43,8 +43,10 @@ class EngineConfig(Section):
     routing: Literal["round_robin", "least_loaded", "prefix"] = Field(
         "prefix", description="servers: who takes a request; prefix: who has most of it cached"
     )
-    update: Literal["disk", "distributed"] = Field(
-        "disk", description="servers: new weights as a folder on a shared disk, or by broadcast"
+    update: Literal["disk", "distributed", "tensor"] = Field(
+        "disk",
+        description="servers: new weights as a folder on a shared disk, by broadcast, or through "
+        "the memory of this machine",
     )
     on_update: Literal["abort", "retract", "in_place"] = Field(
         "abort",
@@ -73,4 +75,6 @@ class EngineConfig(Section):
             )
         if self.backend == "vllm" and self.on_update == "retract":
             raise ValueError("backend=vllm cannot do on_update=retract; use abort or in_place")
+        if self.backend == "vllm" and self.update == "tensor":
+            raise ValueError("backend=vllm cannot do update=tensor; use disk or distributed")
         return self

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 StreamItem: TypeAlias = TokenDelta | ModelResponse
-UpdateMethod: TypeAlias = Literal["in_process", "disk", "lora", "distributed"]
+UpdateMethod: TypeAlias = Literal["in_process", "disk", "lora", "distributed", "tensor"]
 NamedTensor: TypeAlias = "tuple[str, Tensor]"
 
 
@@ -30,7 +30,7 @@ class WeightUpdate:
     ``disk``: ``path`` is a Hugging Face folder of safetensors.
     ``lora``: ``path`` is a folder with an adapter in PEFT's form, used on top of the base weights.
     ``distributed``: ``tensors()`` gives name and value of each parameter, to be broadcast; it may
-    be called again when a server fails on the way.
+    be called again when a server fails on the way. ``tensor``: the same, by shared memory.
     """
 
     version: int

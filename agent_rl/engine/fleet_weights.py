@@ -11,10 +11,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from agent_rl.engine.base import WeightUpdate
+from agent_rl.engine.base import UpdateMethod, WeightUpdate
 from agent_rl.engine.broadcast import Broadcaster
 from agent_rl.engine.server import Failures, Server, on_all, reasons_down
-from agent_rl.engine.server_api import PauseMode, ServerApi, ServerInfo
+from agent_rl.engine.server_api import PauseMode, ServerApi, ServerInfo, SharedMemoryApi
+from agent_rl.engine.shared_memory import SharedMemorySender
 from agent_rl.errors import ConfigError, EngineError
 
 
@@ -43,7 +44,11 @@ class FleetWeights:
         self._timeout_s = timeout_s
         self._folder: Path | None = None
         self._adapter_folder: Path | None = None
-        self._broadcaster = Broadcaster(api, address=address, timeout_s=timeout_s)
+        self._senders: dict[UpdateMethod, Broadcaster | SharedMemorySender] = {
+            "distributed": Broadcaster(api, address=address, timeout_s=timeout_s)
+        }
+        if isinstance(api, SharedMemoryApi):
+            self._senders["tensor"] = SharedMemorySender(api, timeout_s=timeout_s)
 
     @property
     def present(self) -> tuple[int, str, str | None]:
@@ -93,16 +98,16 @@ class FleetWeights:
         Raises:
             EngineError: no server took them; the version stays as it was.
         """
-        if update.method == "distributed":
-            await self._broadcast(update)
+        if update.method in self._senders:
+            await self._publish_tensors(update)
         elif update.method == "disk":
             await self._publish_folder(update)
         elif update.method == "lora":
             await self._publish_adapter(update)
         else:
             raise EngineError(
-                f"inference servers cannot take weights by method {update.method!r}; use 'disk', "
-                "'distributed' or 'lora'"
+                f"these inference servers cannot take weights by method {update.method!r}; use "
+                f"{', '.join(map(repr, self._senders))}, 'disk' or 'lora'"
             )
 
     async def restore(self, server: Server, info: ServerInfo) -> None:
@@ -125,7 +130,8 @@ class FleetWeights:
             await self._api.load_adapter(server.connection, adapter, adapter_folder)
 
     async def close(self) -> None:
-        await self._broadcaster.close()
+        for sender in self._senders.values():
+            await sender.close()
 
     async def _publish_folder(self, update: WeightUpdate) -> None:
         folder, label = _folder(update), str(update.version)
@@ -168,16 +174,20 @@ class FleetWeights:
         for server, why in (await on_all(servers, restore, timeout_s=self._timeout_s)).items():
             server.mark_down(why)
 
-    async def _broadcast(self, update: WeightUpdate) -> None:
+    async def _publish_tensors(self, update: WeightUpdate) -> None:
         """Also to servers that were down. Again from the start when one fails on the way: until
         the end, the others have a part of the weights and the label of the old ones."""
         if update.tensors is None:
-            raise ConfigError("WeightUpdate.tensors is missing; method='distributed' sends them")
+            raise ConfigError(
+                f"WeightUpdate.tensors is missing; method={update.method!r} sends them"
+            )
         with ExitStack() as stack:
             servers = await self._ready_to_receive(stack)
             while servers and (failures := await self._send(servers, update)):
+                left = [server for server in servers if server not in failures]
+                failures |= await on_all(left, self._drop_update, timeout_s=self._timeout_s)
                 self._mark_down(failures)
-                servers = [server for server in servers if server not in failures]
+                servers = [server for server in left if server not in failures]
         if not servers:
             raise EngineError(
                 f"no inference server took the weights {update.version}: "
@@ -189,6 +199,9 @@ class FleetWeights:
         for server in servers:
             server.hold(self.version, self.label)
             server.mark_up()
+
+    async def _drop_update(self, server: Server) -> None:
+        await self._api.drop_update(server.connection)
 
     async def _ready_to_receive(self, stack: ExitStack) -> list[Server]:
         """Those that answer, held until the end of ``stack``. Not those that are loading a folder
@@ -208,12 +221,13 @@ class FleetWeights:
         return ready
 
     async def _send(self, servers: Sequence[Server], update: WeightUpdate) -> Failures:
+        sender = self._senders[update.method]
         for server in servers:
             server.is_torn = True
         try:
-            return await self._broadcaster.send(servers, update, keeps_cache=self._keeps_cache)
+            return await sender.send(servers, update, keeps_cache=self._keeps_cache)
         except BaseException as error:
-            await self._broadcaster.close()
+            await sender.close()
             for server in servers:
                 server.mark_down(f"the update to {update.version} was broken off: {error!r}")
             raise

@@ -24,6 +24,7 @@ from typing import Literal, Self
 
 import httpx
 
+from agent_rl.engine.sglang import SGLANG_ARGS
 from agent_rl.engine.vllm import RECEIVER_ARGS, VLLM_ARGS
 from agent_rl.errors import EngineError
 
@@ -55,6 +56,7 @@ class ServerCommand:
         args: tuple[str, ...] = ()
         if backend == "sglang":
             own, model_flag, flag = "sglang.launch_server", "--model-path", "--tp-size"
+            args = SGLANG_ARGS
         else:
             own, model_flag = "vllm.entrypoints.openai.api_server", "--model"
             flag = "--tensor-parallel-size"

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from agent_rl.engine.http import ServerConnection
 from agent_rl.engine.scoring import ScoredToken
@@ -197,3 +197,19 @@ class ServerApi(Protocol):
         keeps_cache: bool,
     ) -> None:
         """Take the tensors as rank 0 broadcasts them, in this order; ``label`` with the last."""
+
+
+@runtime_checkable
+class SharedMemoryApi(ServerApi, Protocol):
+    """Of servers that can also take weights from the memory of this machine."""
+
+    async def receive_shared(
+        self,
+        server: ServerConnection,
+        handles: Sequence[bytes],
+        label: str | None,
+        *,
+        keeps_cache: bool,
+    ) -> None:
+        """Take the tensors that lie in shared memory, each worker by its handle; ``label`` with the
+        last."""

@@ -8,6 +8,7 @@ token.
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
@@ -30,6 +31,8 @@ from agent_rl.engine.server_api import (
 from agent_rl.errors import EngineError, RequestError, ServerBusyError, ServerError
 from agent_rl.types import JsonObject
 
+# Grammars of any kind.
+SGLANG_ARGS = ("--grammar-backend", "llguidance")
 # Places of the context that a prompt may not fill.
 _RESERVED = 5
 
@@ -205,6 +208,23 @@ class SGLang:
             "abort_all_requests": False,
         }
         await _control(server, "/update_weights_from_distributed", body)
+
+    async def receive_shared(
+        self,
+        server: ServerConnection,
+        handles: Sequence[bytes],
+        label: str | None,
+        *,
+        keeps_cache: bool,
+    ) -> None:
+        body = {
+            "serialized_named_tensors": [b64encode(handle).decode() for handle in handles],
+            "load_format": "flattened_bucket",
+            "weight_version": label,
+            "flush_cache": label is not None and not keeps_cache,
+            "abort_all_requests": False,
+        }
+        await _control(server, "/update_weights_from_tensor", body)
 
 
 def _generate_body(attempt: Attempt, streams: bool) -> JsonObject:

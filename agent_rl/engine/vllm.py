@@ -36,8 +36,8 @@ from agent_rl.types import GenerationConfig, JsonObject
 
 # With another backend it reads no grammar but a JSON schema, or its first request decides.
 GRAMMAR_ARGS = ("--structured-outputs-config.backend", "guidance")
-# The token endpoint, and log-probs at any temperature.
-VLLM_ARGS = ("--enable-scale-out", "--logprobs-mode", "processed_logprobs")
+# The token endpoint, log-probs at any temperature, grammars of any kind.
+VLLM_ARGS = ("--enable-scale-out", "--logprobs-mode", "processed_logprobs", *GRAMMAR_ARGS)
 # Teaches its workers to take weights from a process group.
 RECEIVER_ARGS = ("--worker-extension-cls", "agent_rl.engine.vllm_receiver.WeightReceiver")
 

@@ -3,6 +3,7 @@
     disk           a folder {root}/v{version}, complete before it has that name
     lora           the same with the adapter only
     distributed    the tensors themselves, which the engine broadcasts
+    tensor         the tensors themselves, which the engine puts into shared memory
 
 Folders that no server can need any more are removed. What a folder holds is the trainer's business.
 """
@@ -25,12 +26,12 @@ class WeightPublisher:
     Args:
         root: folder for ``disk`` and ``lora``, on a disk that the servers see under this path.
         save: writes a whole folder at the path it is given, atomically.
-        tensors: name and value of each parameter, for ``distributed``; may be called again.
+        tensors: name and value of each parameter, for the last two; may be called again.
     """
 
     def __init__(
         self,
-        method: Literal["disk", "lora", "distributed"],
+        method: Literal["disk", "lora", "distributed", "tensor"],
         *,
         root: Path,
         save: Callable[[Path], object],
@@ -43,8 +44,8 @@ class WeightPublisher:
 
     def update(self, version: int) -> WeightUpdate:
         """The weights as they are now, to be handed to the engine."""
-        if self.method == "distributed":
-            return WeightUpdate(version=version, method="distributed", tensors=self._tensors)
+        if self.method in ("distributed", "tensor"):
+            return WeightUpdate(version=version, method=self.method, tensors=self._tensors)
         folder = self._root / f"v{version}"
         self._save(folder)
         return WeightUpdate(version=version, method=self.method, path=folder)

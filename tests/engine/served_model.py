@@ -199,6 +199,12 @@ class ServedModel:
             self.groups[group].broadcast(value, 0).wait()
             parameters[name].copy_(value)
 
+    def copy_in(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Names that it does not have are passed over, as by the real SGLang."""
+        parameters = self.engine.model.state_dict()
+        for name in values.keys() & parameters.keys():
+            parameters[name].copy_(values[name])
+
     def received(self, label: str | None) -> None:
         if label is not None:
             self.engine.set_version(len(self.labels))

@@ -6,10 +6,13 @@ Also a program: python sglang_server.py --model-path FOLDER --port 30000
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
+import pickle
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from live_server import serve_process
 from served_model import ServedModel, unless_gone
@@ -295,6 +298,53 @@ async def update_weights_from_distributed(
     return JSONResponse({"success": True, "message": ""})
 
 
+class SafeUnpickler(pickle.Unpickler):
+    """What the real server lets a pickle name, as far as these weights need it."""
+
+    allowed: ClassVar[set[tuple[str, str]]] = {
+        ("torch.multiprocessing.reductions", "rebuild_tensor"),
+        ("torch.multiprocessing.reductions", "rebuild_storage_filename"),
+        ("torch.multiprocessing.reductions", "rebuild_typed_storage"),
+        ("torch.storage", "UntypedStorage"),
+        ("torch", "Tensor"),
+        ("torch", "Size"),
+        ("torch", "uint8"),
+        ("torch", "float32"),
+        ("torch", "bfloat16"),
+        ("types", "SimpleNamespace"),
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.allowed:
+            raise RuntimeError(f"Blocked unsafe global ({module}.{name})")
+        return super().find_class(module, name)
+
+
+async def update_weights_from_tensor(
+    model: ServedModel, request: Request, body: dict[str, Any]
+) -> Response:
+    """One payload for each worker, of which this server has one."""
+    model.faults.log.append(("update_weights_from_tensor", body))
+    if not model.is_receiving:
+        return failed("must run between begin_weight_update() and end_weight_update()")
+    if body["load_format"] != "flattened_bucket" or len(body["serialized_named_tensors"]) != 1:
+        return failed("this test server knows no other form")
+    if model.faults.fail_update:
+        return failed("the weights cannot be loaded")
+    data = base64.b64decode(body["serialized_named_tensors"][0], validate=True)
+    bucket = SafeUnpickler(io.BytesIO(data)).load()
+    model.copy_in(
+        {
+            place.name: bucket["flattened_tensor"][place.start_idx : place.end_idx]
+            .view(place.dtype)
+            .reshape(place.shape)
+            for place in bucket["metadata"]
+        }
+    )
+    model.received(body.get("weight_version"))
+    return JSONResponse({"success": True, "message": ""})
+
+
 async def model_info(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
     info = {"model_path": model.folder, "weight_version": model.label}
     return JSONResponse({**info, "has_image_understanding": False})
@@ -334,6 +384,7 @@ POSTS: tuple[Handler, ...] = (
     begin_weight_update,
     end_weight_update,
     update_weights_from_distributed,
+    update_weights_from_tensor,
 )
 
 

@@ -23,7 +23,7 @@ import argparse, http.server, os, sys, time
 parser = argparse.ArgumentParser()
 for flag in ("--model-path", "--host", "--port", "--api-key"):
     parser.add_argument(flag)
-options = parser.parse_args()
+options, _ = parser.parse_known_args()
 print("serving", options.model_path, os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
 if options.model_path == "broken":
     sys.exit("no such model")
@@ -193,11 +193,12 @@ def test_a_program_that_is_not_there(tmp_path: Path) -> None:
 
 def test_command_lines() -> None:
     assert ServerCommand.of("sglang", ("sgl",)).line("m", 5, "k") == [
-        *("sgl", "--model-path", "m", "--host", "127.0.0.1", "--port", "5", "--api-key", "k")
+        *("sgl", "--model-path", "m", "--host", "127.0.0.1", "--port", "5"),
+        *("--grammar-backend", "llguidance", "--api-key", "k"),
     ]
-    assert ServerCommand.of("vllm", ("v",)).line("m", 5, None)[-2:] == [
-        "--logprobs-mode",
-        "processed_logprobs",
+    assert ServerCommand.of("vllm", ("v",)).line("m", 5, None)[-4:] == [
+        *("--logprobs-mode", "processed_logprobs"),
+        *("--structured-outputs-config.backend", "guidance"),
     ]
     assert "--worker-extension-cls" not in ServerCommand.of("vllm").args
     receiving = ServerCommand.of("vllm", gpus_per_server=2, takes_broadcasts=True)
@@ -206,7 +207,7 @@ def test_command_lines() -> None:
         *("--tensor-parallel-size", "2"),
     )
     assert receiving.env == {"VLLM_SERVER_DEV_MODE": "1"}
-    assert ServerCommand.of("sglang", gpus_per_server=4).args == ("--tp-size", "4")
+    assert ServerCommand.of("sglang", gpus_per_server=4).args[-2:] == ("--tp-size", "4")
     assert gpu_envs(2, 2, 4) == [
         {"CUDA_VISIBLE_DEVICES": "4,5"},
         {"CUDA_VISIBLE_DEVICES": "6,7"},

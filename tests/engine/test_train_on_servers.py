@@ -75,11 +75,13 @@ def test_two_steps_with_a_server(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["sglang", "vllm"])
-def test_weights_are_broadcast_to_a_server_that_the_run_starts(
-    tiny_run: list[str], tmp_path: Path, kind: str
+@pytest.mark.parametrize(
+    ("kind", "update"), [("sglang", "distributed"), ("sglang", "tensor"), ("vllm", "distributed")]
+)
+def test_weights_go_from_memory_to_a_server_that_the_run_starts(
+    tiny_run: list[str], tmp_path: Path, kind: str, update: str
 ) -> None:
-    """Over gloo, into another process; the server is gone afterwards."""
+    """Over gloo, or by shared memory, into another process; the server is gone afterwards."""
     launch = f"{{gpus_per_server: 0, command: [{sys.executable}, {HERE / f'{kind}_server.py'}]}}"
     config = load_config(
         None,
@@ -87,7 +89,7 @@ def test_weights_are_broadcast_to_a_server_that_the_run_starts(
             *tiny_run,
             f"engine.backend={kind}",
             f"engine.launch={launch}",
-            "engine.update=distributed",
+            f"engine.update={update}",
         ],
     )
     reports: list[StepReport] = []
@@ -106,6 +108,7 @@ def test_weights_are_broadcast_to_a_server_that_the_run_starts(
         ({"addresses": ("http://x",)}, "addresses needs backend=sglang or backend=vllm"),
         ({"backend": "sglang", "addresses": ("http://x",), "launch": {}}, "has both"),
         ({"backend": "vllm", "launch": {}, "on_update": "retract"}, "cannot do on_update=retract"),
+        ({"backend": "vllm", "launch": {}, "update": "tensor"}, "cannot do update=tensor"),
     ],
 )
 def test_config_names_its_servers_once(fields: dict[str, Any], message: str) -> None:

@@ -147,10 +147,8 @@ async def test_what_vllm_cannot_state_or_do_is_refused(served_folder: Path) -> N
     api = VLLM()
     engine = await asyncio.to_thread(lambda: RemoteEngine(api, [server.address]))
     assert "top_p" not in engine.supported
-    with pytest.raises(EngineError, match="by method 'distributed'; use 'disk'"):
-        update = WeightUpdate(
-            version=1, method="distributed", tensors=lambda: [("a", torch.ones(1))]
-        )
+    with pytest.raises(EngineError, match="by method 'tensor'; use 'distributed', 'disk' or"):
+        update = WeightUpdate(version=1, method="tensor", tensors=lambda: [("a", torch.ones(1))])
         await engine.update_weights(update)
     api._gives_raw[server.address] = True
     with pytest.raises(RequestError, match=r"temperature is 0\.5, but http.*processed_logprobs"):
@@ -164,7 +162,8 @@ async def test_an_update_without_what_it_needs(served_folder: Path) -> None:
     served = ServedModel(served_folder, max_batch_size=8, max_seq_len=200)
     server = await LiveServer(sglang_app(served)).start()
     engine = await asyncio.to_thread(lambda: RemoteEngine(SGLang(), [server.address]))
-    for method, missing in (("disk", "path"), ("lora", "path"), ("distributed", "tensors")):
+    needs = {"disk": "path", "lora": "path", "distributed": "tensors", "tensor": "tensors"}
+    for method, missing in needs.items():
         with pytest.raises(ConfigError, match=rf"WeightUpdate\.{missing} is missing"):
             await engine.update_weights(WeightUpdate(version=1, method=method))
     assert (await engine.agenerate(ask(1))).output_tokens

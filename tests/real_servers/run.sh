@@ -34,7 +34,8 @@ serve_sglang() {
     export SGLANG_USE_CPU_ENGINE=1
     exec "$env/bin/python" "$here/serve_sglang.py" --model-path "$model" --port "$port" \
         --device cpu --attention-backend torch_native --sampling-backend pytorch --dtype float32 \
-        --context-length 512 --max-total-tokens 20000 --max-running-requests 32 --sleep-on-idle
+        --context-length 512 --max-total-tokens 20000 --max-running-requests 32 --sleep-on-idle \
+        --grammar-backend llguidance
 }
 
 serve_vllm() {
@@ -42,7 +43,7 @@ serve_vllm() {
     export PYTHONPATH="$root"
     exec "$env/bin/python" -m vllm.entrypoints.openai.api_server --model "$model" --port "$port" \
         --host 127.0.0.1 --dtype float32 --max-model-len 512 --max-num-seqs 32 --enforce-eager \
-        --enable-scale-out --logprobs-mode processed_logprobs \
+        --enable-scale-out --logprobs-mode processed_logprobs --structured-outputs-config.backend guidance \
         --worker-extension-cls agent_rl.engine.vllm_receiver.WeightReceiver
 }
 
