@@ -226,8 +226,9 @@ def test_what_is_stored_is_redacted_and_can_be_deleted(
     assert service.forget(session_id="ann") == 2  # the stored turn and the session's record
     service.close()
     path = tmp_path / "turns.jsonl"
-    (row,) = [row for _, row in read_lines(path)]
+    row, last = [row for _, row in read_lines(path)]
     assert (row["session_id"], row["prompt"]) == ("bob", "I am [email]")
+    assert (last["session_id"], last["turn"], last["score"]) == ("bob", 2, None), "still open"
     assert row["next_state"] == "thanks, my key is [secret]"
     assert (row["score"], row["votes"], row["trained"]) == (1.0, [1, 1, 1], True)
     assert "example.org" not in path.read_text(encoding="utf-8")
