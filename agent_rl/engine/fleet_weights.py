@@ -159,7 +159,7 @@ class FleetWeights:
         self, update: WeightUpdate, take: Callable[[Server], Awaitable[None]]
     ) -> None:
         servers = _up(self._servers)
-        failures = await on_all(servers, take, timeout_s=self._timeout_s)
+        failures = await on_all(servers, _alone(take), timeout_s=self._timeout_s)
         if len(failures) == len(servers):
             await self._keep_old(servers)
             why = "; ".join(failures.values()) or f"none is up: {reasons_down(self._servers)}"
@@ -171,8 +171,7 @@ class FleetWeights:
         async def restore(server: Server) -> None:
             await self.restore(server, await self.ask(server))
 
-        for server, why in (await on_all(servers, restore, timeout_s=self._timeout_s)).items():
-            server.mark_down(why)
+        self._mark_down(await on_all(servers, _alone(restore), timeout_s=self._timeout_s))
 
     async def _publish_tensors(self, update: WeightUpdate) -> None:
         """Also to servers that were down. Again from the start when one fails on the way: until
@@ -243,6 +242,16 @@ class FleetWeights:
     def _mark_down(self, failures: Failures) -> None:
         for server, why in failures.items():
             server.mark_down(f"it did not take new weights: {why}")
+
+
+def _alone(call: Callable[[Server], Awaitable[None]]) -> Callable[[Server], Awaitable[None]]:
+    """The call, with the server marked as changing meanwhile."""
+
+    async def call_alone(server: Server) -> None:
+        with server.changing():
+            await call(server)
+
+    return call_alone
 
 
 def _up(servers: Sequence[Server]) -> list[Server]:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from agent_rl.engine.fleet_weights import FleetWeights
 from agent_rl.engine.router import Router
 from agent_rl.engine.server import Server, reason
-from agent_rl.engine.server_api import ServerApi, ServerInfo
+from agent_rl.engine.server_api import ServerApi
 from agent_rl.errors import AgentRLError, EngineError
 
 logger = logging.getLogger(__name__)
@@ -82,6 +82,8 @@ class Keeper:
             await self._look_after(server)
 
     async def _look_after(self, server: Server) -> None:
+        if server.is_changing:
+            return  # an update waits for it with a limit of its own
         was_up = server.is_up
         try:
             await (self._probe(server) if was_up else self._bring_back(server))
@@ -94,7 +96,9 @@ class Keeper:
 
     async def _probe(self, server: Server) -> None:
         before = self._weights.present
-        lack = self._weights.lacks(await self._ask(server))
+        async with asyncio.timeout(self._probe_timeout_s):
+            info = await self._api.describe(server.connection)
+        lack = self._weights.lacks(info)
         is_settled = before == self._weights.present and not self._control.locked()
         if lack is not None and is_settled:
             self._strikes[server] = _MAX_STRIKES
@@ -102,10 +106,10 @@ class Keeper:
 
     async def _bring_back(self, server: Server) -> None:
         """Give it the present weights, then requests. An update need not wait for that."""
-        if server.is_changing:
-            return  # by an update, which will bring it back
         with server.changing():
-            info, present = await self._ask(server), self._weights.present
+            async with asyncio.timeout(self._probe_timeout_s):
+                info = await self._weights.ask(server)
+            present = self._weights.present
             async with asyncio.timeout(self._restore_timeout_s):
                 await self._api.pause(server.connection, "abort")
                 await self._weights.restore(server, info)
@@ -119,7 +123,3 @@ class Keeper:
             server.mark_up()
             logger.warning("%s is back with weights %d", server.address, server.version)
             await self._router.look_again()
-
-    async def _ask(self, server: Server) -> ServerInfo:
-        async with asyncio.timeout(self._probe_timeout_s):
-            return await self._weights.ask(server)

@@ -44,6 +44,7 @@ class Faults:
     update_may_end: asyncio.Event | None = None
 
     async def wait_to_tell(self) -> None:
+        self.log.append(("tell", None))
         if self.may_tell is not None:
             await self.may_tell.wait()
 

@@ -218,6 +218,27 @@ async def test_a_server_that_hangs_is_out_and_comes_back(connect: Connect, kind:
     await until(lambda: len(engine.up) == 2)
 
 
+async def test_a_server_that_takes_weights_is_left_alone(connect: Connect, models: Models) -> None:
+    """Neither missed when it is slow, nor taken for one whose update was broken off."""
+    engine, servers = await connect(2)
+    faults = servers[0].model.faults
+    faults.update_begins, faults.update_may_end = asyncio.Event(), asyncio.Event()
+    updating = asyncio.ensure_future(engine.update_weights(update(models, 1)))
+    await faults.update_begins.wait()
+
+    async def looks() -> int:
+        """At the first, after so many more at the second."""
+        num_looks = len(calls(servers[1], "tell"))
+        await until(lambda: len(calls(servers[1], "tell")) >= num_looks + 3)
+        return len(calls(servers[0], "tell"))
+
+    assert await looks() == await looks()
+    faults.update_may_end.set()
+    await updating
+    assert len(engine.up) == 2
+    assert len(calls(servers[0], "update_weights_from_disk")) == 1
+
+
 async def test_one_that_hangs_hides_no_other_that_dies(connect: Connect, models: Models) -> None:
     """The first is loading weights for as long as it likes; the second dies meanwhile."""
     engine, servers = await connect(3)
