@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from agent_rl.client.areal_openai import ArealOpenAI
 from agent_rl.errors import EpisodeError
+from agent_rl.rollout.clock import place_in
 from agent_rl.rollout.doors import Doors
 from agent_rl.rollout.order import AgentSource, Order, RemoteTraceback, returned
 from agent_rl.types import JsonObject
@@ -51,7 +52,7 @@ class ChildAgent:
         Raises:
             EpisodeError: it raised, its process died, or ``data`` is not JSON.
         """
-        async with self._doors.open(client.http_client.session) as door, self._workers:
+        async with self._doors.open(client.http_client.session) as door, place_in(self._workers):
             order = Order.of(self._agent, data, door)
             async with child_process(_environment(door)) as process:
                 assert process.stdin is not None and process.stderr is not None, "both are pipes"

@@ -34,6 +34,7 @@ from agent_rl.errors import (
 from agent_rl.record.interaction import InteractionWithTokenLogpReward
 from agent_rl.record.reward import as_reward
 from agent_rl.rollout.budget import BudgetedEngine
+from agent_rl.rollout.clock import episode_clock
 from agent_rl.rollout.workflow import RolloutWorkflow
 from agent_rl.types import JsonObject, TensorDict
 
@@ -92,7 +93,7 @@ class Episode:
 class EpisodeRules:
     """
     Args:
-        timeout_s: deadline of each episode, in seconds of ``clock``.
+        timeout_s: deadline of each episode, in seconds of ``clock`` in which it has its place.
         budget: of each episode; see ``BudgetedEngine``.
         on_error: "reject": a failed episode is an unusable slot; "raise": its error is raised once
             the other episodes of the group are cancelled.
@@ -126,9 +127,10 @@ async def run_episode(
 async def _run(
     workflow: RolloutWorkflow, engine: InferenceEngine, data: JsonObject, rules: EpisodeRules
 ) -> Episode | None:
+    clock = episode_clock(rules.clock)
     task = asyncio.create_task(_call(workflow, engine, data))
     try:
-        await _wait(task, rules)
+        await _wait(task, rules.timeout_s, clock.now)
     except asyncio.CancelledError:
         await _cancel(task)
         raise
@@ -152,13 +154,15 @@ async def _call(workflow: RolloutWorkflow, engine: InferenceEngine, data: JsonOb
         return await workflow.arun_episode(engine, data)
 
 
-async def _wait(task: asyncio.Task[object], rules: EpisodeRules) -> None:
+async def _wait(
+    task: asyncio.Task[object], timeout_s: float | None, now: Callable[[], float]
+) -> None:
     """Until the task is done or its deadline has passed on the clock, which may stand still."""
-    if rules.timeout_s is None:
+    if timeout_s is None:
         await asyncio.wait({task})
         return
-    deadline_s = rules.clock() + rules.timeout_s
-    while not task.done() and (left_s := deadline_s - rules.clock()) > 0:
+    deadline_s = now() + timeout_s
+    while not task.done() and (left_s := deadline_s - now()) > 0:
         await asyncio.wait({task}, timeout=max(left_s, _MIN_WAIT_S))
 
 

@@ -18,6 +18,7 @@ from agent_rl.errors import (
     RewardError,
     WorkflowContractError,
 )
+from agent_rl.rollout.clock import place_in
 from agent_rl.rollout.episode import EpisodeRules, as_episode, failure_kind, run_episode
 from agent_rl.rollout.workflow import RolloutWorkflow
 from agent_rl.workflow_context import WorkflowContext
@@ -206,6 +207,25 @@ async def test_deadline_cancels_the_workflow(engine) -> None:
     with pytest.raises(EpisodeTimeoutError, match=r"episode_timeout_s=0\.01"):
         await run_episode(workflow, engine, {}, EpisodeRules(timeout_s=0.01))
     assert workflow.events == ["cancelled"]
+
+
+async def test_the_deadline_begins_with_a_place_to_run(engine, rows) -> None:
+    """Also for what waits behind more others than there are processes."""
+    now, room, waits = 0.0, asyncio.Semaphore(0), asyncio.Event()
+
+    class Waiting(RolloutWorkflow):
+        async def arun_episode(self, engine, data):
+            waits.set()
+            async with place_in(room):
+                return rows(1.0)
+
+    rules = EpisodeRules(timeout_s=0.02, clock=lambda: now)
+    episode = asyncio.create_task(run_episode(Waiting(), engine, {}, rules))
+    await waits.wait()
+    now = 600.0
+    await asyncio.sleep(0.1)  # the deadline looks at the clock again, some times
+    room.release()
+    assert (await episode).num_rows == 1
 
 
 async def test_a_workflow_that_ignores_cancellation_is_left_behind(engine, monkeypatch) -> None:
