@@ -27,6 +27,7 @@ from agent_rl.rollout.blame import owner_of
 from agent_rl.rollout.order import Order, begin_taking_orders
 from agent_rl.types import JsonObject
 
+_MAX_TEXT = 20_000
 _EXCEPTIONS: dict[str, type[Exception]] = {
     "KeyError": KeyError,
     "RuntimeError": RuntimeError,
@@ -106,10 +107,24 @@ def outcome_of(order: Order, session: ChildSession) -> JsonObject:
         return {"error": str(error), "owner": "reward", "traceback": ""}
     except BaseException as error:  # the process's edge: the parent raises it as an EpisodeError
         return {
-            "error": f"{type(error).__name__}: {error}",
+            "error": _shortened(_described(error)),
             "owner": owner_of(error),
-            "traceback": traceback.format_exc(),
+            "traceback": _shortened(traceback.format_exc()),
         }
+
+
+def _described(error: BaseException) -> str:
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"
+    except Exception:  # the process's edge: what the agent's own class does there
+        return f"{name}, whose message cannot be read"
+
+
+def _shortened(text: str) -> str:
+    """Its beginning and its end, where it is too long for an outcome."""
+    half = _MAX_TEXT // 2
+    return text if len(text) <= _MAX_TEXT else f"{text[:half]} ... {text[-half:]}"
 
 
 def _run(agent: Any, order: Order, session: ChildSession) -> object:
@@ -142,6 +157,8 @@ def _clients(order: Order, session: ChildSession, *, is_async: bool) -> dict[str
 def _plain(returned: object) -> float | dict[str, float] | None:
     if returned is None:
         return None
+    if isinstance(returned, Mapping) and not all(isinstance(name, str) for name in returned):
+        raise RewardError(f"run returned rewards for {[*returned]!r}; give each interaction's id")
     try:
         if isinstance(returned, Mapping):
             return {name: as_reward(reward) for name, reward in returned.items()}

@@ -105,7 +105,13 @@ class Returns:
 
     def run(self, data: Any) -> Any:
         ask()
-        return {"tuple": (1.0,), "nan": float("nan")}.get(str(self.value), self.value)
+        odd = {"tuple": (1.0,), "nan": float("nan"), "keys": {("a", 1): 1.0}}
+        return odd.get(str(self.value), self.value)
+
+
+class UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("there is no text")
 
 
 class Fails:
@@ -121,6 +127,10 @@ class Fails:
             raise LookupError("the tool is gone")
         if self.how == "exit":
             sys.exit(3)
+        if self.how == "mute":
+            raise UnspeakableError
+        if self.how == "loud":
+            raise ValueError("z" * 20_000_000)
         os.kill(os.getpid(), signal.SIGSEGV)
         return 1.0
 

@@ -81,11 +81,11 @@ def test_a_session_sets_rewards_in_the_record_at_once(make) -> None:
     assert rewards(group) == [0.25, 1.5]
 
 
-@pytest.mark.parametrize("value", ["text", "tuple", "nan", {"unknown": 1.0}])
+@pytest.mark.parametrize("value", ["text", "tuple", "nan", "keys", {"unknown": 1.0}])
 def test_returns_that_are_no_reward(make, value) -> None:
     """case B86"""
     rollout = make(on_error="raise")
-    with pytest.raises(RewardError, match=r"a reward must be|unknown interaction id"):
+    with pytest.raises(RewardError, match=r"a reward must be|interaction id|interaction's id"):
         rollout.rollout_batch([{}], child_agents.Returns, {"value": value})
 
 
@@ -100,12 +100,21 @@ def test_an_exception_keeps_its_own_traceback(make) -> None:
     assert "the last words" in cause
 
 
-@pytest.mark.parametrize(("how", "message"), [("exit", "SystemExit: 3"), ("die", "code -11")])
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("exit", "SystemExit: 3"),
+        ("die", "code -11"),
+        ("mute", "agent raised UnspeakableError, whose message cannot be read"),
+        ("loud", "agent raised ValueError: zzz"),
+    ],
+)
 def test_a_process_that_ends_costs_one_episode(make, how, message) -> None:
     """case B195"""
     rollout = make(on_error="raise")
     with pytest.raises(EpisodeError, match=message) as caught:
         rollout.rollout_batch([{}], child_agents.Fails, {"how": how})
+    assert len(str(caught.value)) < 30_000
     assert "the last words" in str(caught.value.__cause__)
     assert rollout.rollout_batch([{"i": 1}], child_agents.Environment, {})[0] is not None
 
