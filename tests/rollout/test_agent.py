@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import signal
-import threading
 from decimal import Decimal
 from typing import Any
 
@@ -16,7 +15,6 @@ import torch
 
 from agent_rl.client.areal_openai import ArealOpenAI
 from agent_rl.config import AgentConfig, RolloutConfig
-from agent_rl.engine.base import WeightUpdate
 from agent_rl.engine.scripted import ScriptedEngine
 from agent_rl.errors import (
     EngineError,
@@ -371,56 +369,6 @@ def test_evaluation_samples_with_its_own_gconfig(tokenizer, scripted) -> None:
         rollout.rollout_batch([{}], Asks)
         rollout.rollout_batch([{}], Asks, is_eval=True)
     assert [request.gconfig.max_new_tokens for request in scripted.requests] == [7, 9]
-
-
-class Address:
-    """Builds a client of its own from a bare address."""
-
-    async def run(self, data: Any, base_url: str, api_key: str) -> float:
-        async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
-            await ask(client, f"number {data['i']}")
-        assert base_url.startswith("http://127.0.0.1:")
-        return float(data["i"])
-
-
-def test_a_bare_address_is_served_by_a_gateway_of_our_own(tokenizer, scripted) -> None:
-    """case B192: each episode has its own address and record; B134: nothing fails in a pause."""
-    config = RolloutConfig(consumer_batch_size=4)
-    with RolloutEngine(scripted, config, tokenizer=tokenizer) as rollout:
-        groups = rollout.rollout_batch([{"i": i} for i in range(4)], Address)
-        assert [float(group["rewards"][0]) for group in groups] == [0.0, 1.0, 2.0, 3.0]
-        assert [group["rollout_group"].num_rows for group in groups] == [1] * 4
-        assert len(scripted.requests) == 4
-        rollout.submit({"i": 7}, Address)
-        rollout.pause()
-        rollout.update_weights(WeightUpdate(version=1))
-        rollout.resume()
-        assert rollout.wait(1, timeout=60)[0]["rewards"].tolist() == [7.0]
-
-
-def test_cancelling_reaches_the_engine_behind_an_address(tokenizer) -> None:
-    asked, ended = threading.Event(), threading.Event()
-
-    class Slow(ScriptedEngine):
-        async def agenerate(self, req: Any) -> Any:
-            asked.set()
-            try:
-                return await super().agenerate(req)
-            except asyncio.CancelledError:
-                ended.set()
-                raise
-
-    engine = Slow(["x"], tokenizer=tokenizer, latency_s=600.0, repeat=True)
-    rollout = RolloutEngine(engine, tokenizer=tokenizer)
-    rollout.submit({"i": 0}, Address)
-    assert asked.wait(60)
-    rollout.close()
-    assert ended.wait(60)
-
-
-async def test_only_a_rollout_engine_gives_addresses(episode) -> None:
-    with pytest.raises(WorkflowResolutionError, match="only a RolloutEngine can give"):
-        await episode(Address())
 
 
 async def test_blocking_agents_are_for_another_mode(episode) -> None:
