@@ -52,6 +52,8 @@ class Router:
         self._turns = count()
         self._places = PrefixPlaces()
         self._changed = asyncio.Condition()
+        self._num_waiting = 0
+        self._num_offers = 0
 
     @property
     def up(self) -> list[Server]:
@@ -75,6 +77,9 @@ class Router:
                 server = None if self.is_paused else self._choose(input_ids, avoid)
                 if server is not None:
                     return server
+                if self._num_offers:  # what this one avoids may be right for another
+                    self._num_offers -= 1
+                    self._changed.notify(1)
                 await self._wait()
             self._changed.notify(1)
         return None
@@ -90,8 +95,9 @@ class Router:
         await self.look_again()
 
     async def release(self) -> None:
-        """There is room for one more request."""
+        """There is room for one more request; it is offered to each that waits, at most once."""
         async with self._changed:
+            self._num_offers = self._num_waiting
             self._changed.notify(1)
 
     async def look_again(self) -> None:
@@ -102,6 +108,7 @@ class Router:
     async def _wait(self) -> None:
         """Until something changes; only a fleet that is down and not paused has a time limit."""
         is_lost = not self.up and not self.is_paused
+        self._num_waiting += 1
         try:
             async with asyncio.timeout(self._unavailable_timeout_s if is_lost else None):
                 await self._changed.wait()
@@ -114,6 +121,8 @@ class Router:
                 raise EngineError(
                     f"no inference server is up: {reasons_down(self.servers)}"
                 ) from None
+        finally:
+            self._num_waiting -= 1
 
     def _choose(self, input_ids: Sequence[int], avoid: Collection[Server]) -> Server | None:
         wanted = [server for server in self.up if server not in avoid] or self.up

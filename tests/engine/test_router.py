@@ -102,6 +102,32 @@ async def test_a_full_server_makes_them_wait_in_order() -> None:
     assert order == [0, 1, 2]
 
 
+async def test_a_server_that_failed_a_request_is_its_last_choice() -> None:
+    made = servers(2)
+    both = router(made, "least_loaded", max_in_flight=2)
+    made[1].in_flight = 1
+    first = await both.pick((1,), lambda: False, {made[0]})
+    assert first is made[1]
+    assert await both.pick((1,), lambda: False, set(made)) is made[0]
+
+
+async def test_room_that_one_avoids_is_offered_to_the_next() -> None:
+    made = servers(2)
+    full = router(made, "least_loaded", max_in_flight=1)
+    made[0].in_flight = made[1].in_flight = 1
+    picky = [asyncio.create_task(full.pick((1,), lambda: False, {made[0]})) for _ in range(2)]
+    easy = asyncio.create_task(full.pick((1,), lambda: False))
+    await asyncio.sleep(0)
+    made[0].in_flight = 0
+    await full.release()
+    assert await easy is made[0]
+    assert not any(task.done() for task in picky)
+    made[1].in_flight = 0
+    await full.release()
+    assert await picky[0] is made[1]
+    picky[1].cancel()
+
+
 async def test_a_cancelled_waiter_does_not_take_the_turn_of_another() -> None:
     [only] = servers(1)
     full = router([only], "least_loaded", max_in_flight=1)
