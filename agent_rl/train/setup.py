@@ -6,7 +6,6 @@ Everything that can be wrong with the input is found here, before anything is tr
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,7 @@ from agent_rl.stats.redact import redact_sensitive_config
 from agent_rl.tokens.certify import certify
 from agent_rl.train.actor import Actor
 from agent_rl.train.critic import Critic
-from agent_rl.train.dataset import load_rows
+from agent_rl.train.dataset import Dataset, load_rows
 from agent_rl.train.lora import add_adapters
 from agent_rl.train.reference import Reference
 from agent_rl.train.replica import Replica
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
     from agent_rl.types import GenerationConfig, JsonObject
 
 logger = logging.getLogger(__name__)
-
-Dataset = str | Path | Iterable[Mapping[str, object]]
 
 
 def run_dir(config: PPOConfig, fileroot: str | None = None) -> Path:

@@ -28,6 +28,7 @@ from agent_rl.stats.logger import FinetuneSpec, StatsLogger
 from agent_rl.stats.system import system_metrics
 from agent_rl.train import health, setup
 from agent_rl.train.batch import Batch
+from agent_rl.train.dataset import Dataset
 from agent_rl.train.frequency import Frequency
 from agent_rl.train.interrupt import Interrupts
 from agent_rl.train.progress import RunProgress
@@ -60,8 +61,8 @@ class PPOTrainer:
 
     Args:
         config: from ``load_config``.
-        train_dataset: a sequence of dicts, a JSONL or Parquet path, or a `datasets` dataset;
-            None: ``config.train_dataset``.
+        train_dataset: a sequence of dicts, a JSONL or Parquet path, a `datasets` dataset, or a
+            map-style one; None: ``config.train_dataset``.
         valid_dataset: the same for evaluation; may be absent.
         tokenizer: None: loaded from ``config.tokenizer_path``.
         engine: None: what ``config.engine`` says, by default a LocalEngine on the actor's
@@ -78,8 +79,8 @@ class PPOTrainer:
     def __init__(
         self,
         config: PPOConfig,
-        train_dataset: setup.Dataset | None = None,
-        valid_dataset: setup.Dataset | None = None,
+        train_dataset: Dataset | None = None,
+        valid_dataset: Dataset | None = None,
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
         engine: InferenceEngine | None = None,

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 
 from agent_rl.errors import DatasetError
+from agent_rl.train import dataset
 from agent_rl.train.dataset import load_rows
 
 
@@ -34,3 +36,45 @@ def test_faults_name_the_place(tmp_path: Path) -> None:
         load_rows([{"q": 1}, "q"])  # type: ignore[list-item]
     with pytest.raises(DatasetError, match="no rows"):
         load_rows([])
+
+
+class MapStyle:
+    """Rows for every index, as a torch dataset that leaves the bounds to its sampler."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, int]:
+        if index > 5:
+            raise IndexError(index)
+        return {"index": index}
+
+
+class Endless(MapStyle):
+    def __getitem__(self, index: int) -> dict[str, int]:
+        return {"index": index}
+
+
+def test_a_map_style_dataset_is_read_by_its_length() -> None:
+    assert load_rows(Endless(3)) == [{"index": 0}, {"index": 1}, {"index": 2}]
+    with pytest.raises(DatasetError, match="MapStyle says that it has 9 rows, and row 6 is not"):
+        load_rows(MapStyle(9))
+
+
+def test_a_source_without_length_has_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset, "_MAX_UNCOUNTED", 3)
+    assert len(load_rows({"i": i} for i in range(3))) == 3
+    with pytest.raises(DatasetError, match="did not end after 3 rows"):
+        load_rows({"i": i} for i in itertools.count())
+
+
+def test_what_is_no_dataset_is_told_the_kinds_that_are() -> None:
+    with pytest.raises(DatasetError, match=r"mapping with the keys 'train'; give .* \(one split of it\)"):
+        load_rows({"train": [{"q": 1}]})
+    with pytest.raises(DatasetError, match=r"of type int is no dataset; give a list .* map-style"):
+        load_rows(3)  # type: ignore[arg-type]
+    with pytest.raises(DatasetError, match=r"row 0 .* is a list, not a dict; give a list"):
+        load_rows([[1, 2]])  # type: ignore[list-item]
