@@ -3,21 +3,21 @@
     "mail ann@x.org, card 4111 1111 1111 1111"  ->  "mail [email], card [card]"
 
 Card numbers count only with a valid check digit, phone numbers only in forms that other numbers
-rarely have. All patterns are bounded, so a hostile text costs linear time. A rule of the user's own
-is any function from text to text.
+rarely have. Other forms of the same signs (full width, no-break spaces and hyphens, signs without
+width) hide nothing. All patterns are bounded, so a hostile text costs linear time. A rule of the
+user's own is any function from text to text.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 Redactor: TypeAlias = Callable[[str], str]
 
-_EMAIL = re.compile(
-    r"(?<![\w.%+-])[\w.%+-]{1,64}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){1,8}(?![\w-])"
-)
+_EMAIL = re.compile(r"(?<![\w.%+-])[\w.%+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}(?![\w-])")
 _CARD = re.compile(r"(?<![\w.-])\d(?:[ -]?\d){12,18}(?![\w-])")
 _PHONES = (
     # +49 (0)30 123-45 67
@@ -36,6 +36,9 @@ _SECRETS = (
     re.compile(r"\b(?:sk|pk|rk|ghp|gho|ghs|glpat|hf|xox[abprs]|github_pat|npm)[-_][\w-]{16,400}"),
     re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bAIza[\w-]{30,60}"),
     re.compile(r"(?i)\bbearer +[\w.~+/=-]{12,4000}"),
+    re.compile(r"(?i)\bauthorization[\"']? ?[:=] ?[\"']?basic +[\w+/=-]{4,4000}"),
+    # postgres://user:password@host
+    re.compile(r"(?<=://)[^\s/:@]{0,64}:[^\s/@]{1,200}(?=@)"),
 )
 _ASSIGNED = re.compile(
     r"(?i)\b((?:api|access|secret|private|auth)[-_ ]?(?:key|token)"
@@ -45,8 +48,31 @@ _ASSIGNED = re.compile(
 _LONG = re.compile(r"(?<![\w/+.-])[\w-]{32,400}(?![\w/+-])")
 
 
+def _folds() -> dict[int, str]:
+    """Every sign that looks like another: its plain form, or nothing where it has no width."""
+    folds = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}  # full width
+    for code in (*range(0x80, 0x3100), *range(0xFE00, 0xFF00), *range(0xE0000, 0xE0080)):
+        kind = unicodedata.category(chr(code))
+        if kind in ("Cf", "Zs", "Pd"):
+            folds[code] = {"Cf": "", "Zs": " ", "Pd": "-"}[kind]
+    return folds
+
+
+_FOLDED = _folds()
+
+
 def redact(text: str) -> str:
-    """All built-in patterns, the ones that are surest first."""
+    """All built-in patterns. Signs are folded only where that shows something to redact."""
+    redacted = _redacted(text)
+    folded = text.translate(_FOLDED)
+    if folded == text:
+        return redacted
+    found = _redacted(folded)
+    return redacted if redacted.translate(_FOLDED) == found else found
+
+
+def _redacted(text: str) -> str:
+    """The patterns that are surest first."""
     for pattern in _SECRETS:
         text = pattern.sub("[secret]", text)
     text = _ASSIGNED.sub(r"\1\2[secret]", text)

@@ -32,6 +32,16 @@ RANDOM = "aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY3z"
         (f"token {RANDOM}", "token [secret]"),
         ("eyJhbGciOiJI.eyJzdWIiOiIx.SflKxwRJSMeKKF2QT4", "[secret]"),
         ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----\nx", "[secret]\nx"),
+        ("Authorization: Basic dXNlcjpwYXNz", "[secret]"),
+        ("postgres://ann:hunter22@db:5432/x", "postgres://[secret]@db:5432/x"),
+        ("ann@b\u00fccher.example", "[email]"),
+        ("4111\u00a01111\u00a01111\u00a01111", "[card]"),
+        ("4111\u20111111\u20111111\u20111111", "[card]"),
+        ("\uff14\uff11\uff11\uff11 1111 1111 1111", "[card]"),
+        ("41\u200b11111111111111", "[card]"),
+        ("+49\u202f30\u2011123\u201145\u201167", "[phone]"),
+        ("ann\uff20x\uff0eorg", "[email]"),
+        ("sk-abc\u200bdefghijklmnop1234", "[secret]"),
     ],
 )
 def test_masked(text: str, redacted: str) -> None:
@@ -52,6 +62,8 @@ def test_masked(text: str, redacted: str) -> None:
         "a@b",
         "the secret of success: work",
         "max_tokens=100000000",
+        "http://localhost:8000/users/@ann, time 10:15",
+        "\u201cno\u2011break\u00a0space\u201d \u2014 and \U0001f468\u200d\U0001f469 stay",
     ],
 )
 def test_left_alone(text: str) -> None:
@@ -84,6 +96,8 @@ def test_luhn() -> None:
         "a" * 200_000,
         "a@" * 100_000,
         "1 " * 100_000,
+        "1\u00a0" * 100_000,
+        "://a:" * 40_000,
         "+1 " * 70_000,
         "0-" * 100_000,
         "eyJ" * 60_000,
