@@ -154,7 +154,9 @@ class Dispatcher:
             async with aclosing(self._pieces(server, completion, attempt)) as pieces:
                 async for piece in pieces:
                     completion.extend(piece, version)
-                    if start == 0:  # later attempts find what this one computed
+                    # Later attempts find what this one computed. What an image is made of counts
+                    # there, and not in our prompt.
+                    if start == 0 and not attempt.image_data:
                         completion.num_cached = piece.num_cached
                     if piece.finish is not None:
                         is_finished = True

@@ -19,7 +19,7 @@ from dataclasses import replace
 from agent_rl.engine.http import ServerConnection
 from agent_rl.engine.server_api import Attempt, Piece, ServerApi
 from agent_rl.errors import RequestError
-from agent_rl.types import GenerationConfig
+from agent_rl.types import ModelRequest
 
 _ONLY_JSON = re.compile(r"start: (?:answer\nanswer: )?%json (.+)\n?")
 
@@ -56,8 +56,14 @@ def server_grammar(
     return {schema_field: schema}
 
 
-def check_guided(gconfig: GenerationConfig) -> None:
-    """Raises RequestError for a temperature at which servers cannot score."""
+def check_guided(req: ModelRequest) -> None:
+    """Raises RequestError for what servers cannot score: images, other temperatures than 1."""
+    gconfig = req.gconfig
+    if req.image_data:
+        raise RequestError(
+            "inference servers take no grammar together with images; send one of them",
+            param="grammar",
+        )
     if not gconfig.is_greedy and gconfig.temperature != 1.0:
         raise RequestError(
             f"temperature is {gconfig.temperature:g}, but inference servers state log-probs under "

@@ -153,7 +153,7 @@ class RemoteEngine:
     async def _generate(self, req: ModelRequest, emit: Emit | None) -> ModelResponse:
         max_seq_len = self.max_seq_len
         if req.gconfig.grammar is not None:
-            check_guided(req.gconfig)
+            check_guided(req)
             max_seq_len -= 1  # servers score only what leaves them a place
         budget = token_budget(req.gconfig, len(req.input_ids), max_seq_len)
         if budget < 1:

@@ -311,12 +311,15 @@ async def test_images_are_carried_to_an_engine_that_reads_them(
     )
     engine = guided_engine_type(["a cat"], tokenizer=tokenizer, repeat=True)
     client = ArealOpenAI(engine, seeing)
-    parts = [
-        {"type": "text", "text": "what?"},
-        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}},
-    ]
-    await ask(client, messages=[{"role": "user", "content": parts}])
-    assert engine.requests[0].image_data == ("data:image/png;base64,AA==",)
+    urls = [f"data:image/png;base64,{data}" for data in ("AA==", "BB==", "CC==")]
+    first, second, third = ({"type": "image_url", "image_url": {"url": url}} for url in urls)
+    parts = [first, {"type": "text", "text": "what?"}, second]
+    asked = {"role": "user", "content": parts}
+    await ask(client, messages=[asked])
+    assert engine.requests[0].image_data == (urls[0], urls[1])
+    answered = {"role": "assistant", "content": [{"type": "text", "text": "a cat"}]}
+    await ask(client, messages=[asked, answered, {"role": "user", "content": [third]}])
+    assert engine.requests[1].image_data == tuple(urls)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from starlette.routing import Route
 from agent_rl.errors import ModelLoadError, RequestError
 from agent_rl.types import ModelResponse, TokenDelta
 
+IMAGE_ID = 96
 Handler = Callable[[ServedModel, Request, dict[str, Any]], Awaitable[Response]]
 
 
@@ -38,6 +39,8 @@ async def generate(model: ServedModel, request: Request, body: dict[str, Any]) -
         return JSONResponse({"error": {"message": "the queue is full"}}, status_code=503)
     sampling = body["sampling_params"]
     ids, budget = body["input_ids"], sampling["max_new_tokens"]
+    if body.get("image_data"):
+        ids = with_images(ids, body["image_data"], request.app.state.reads_images)
     limit = model.engine.max_seq_len
     if len(ids) > limit - 6 or len(ids) + budget > limit:
         raise RequestError(f"{len(ids)} + {budget} tokens are longer than the context")
@@ -97,6 +100,19 @@ async def generate(model: ServedModel, request: Request, body: dict[str, Any]) -
     if body.get("stream"):
         return StreamingResponse(events(), media_type="text/event-stream")
     return JSONResponse(await unless_gone(request, plain()))
+
+
+def with_images(ids: list[int], images: list[str], reads_images: bool) -> list[int]:
+    """The prompt has one placeholder for each image, in order, which becomes as many tokens as the
+    image is large: here, as its base64 is long. The other ids stay as they are."""
+    if not reads_images or ids.count(IMAGE_ID) != len(images):
+        raise RequestError(f"{ids.count(IMAGE_ID)} placeholders for {len(images)} images")
+    left = iter(images)
+    return [
+        token_id
+        for sent in ids
+        for token_id in ([sent] if sent != IMAGE_ID else [sent] * len(next(left).split(",")[1]))
+    ]
 
 
 def read_grammar(sampling: dict[str, Any], backend: str) -> str | None:
@@ -347,7 +363,7 @@ async def update_weights_from_tensor(
 
 async def model_info(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
     info = {"model_path": model.folder, "weight_version": model.label}
-    return JSONResponse({**info, "has_image_understanding": False})
+    return JSONResponse({**info, "has_image_understanding": request.app.state.reads_images})
 
 
 async def models(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
@@ -389,7 +405,11 @@ POSTS: tuple[Handler, ...] = (
 
 
 def sglang_app(
-    model: ServedModel, api_key: str | None = None, *, grammar_backend: str = "llguidance"
+    model: ServedModel,
+    api_key: str | None = None,
+    *,
+    grammar_backend: str = "llguidance",
+    reads_images: bool = False,
 ) -> Starlette:
     def served(handler: Handler, is_open: bool = False) -> Callable[..., Any]:
         async def endpoint(request: Request) -> Response:
@@ -415,6 +435,7 @@ def sglang_app(
     app = Starlette(routes=routes)
     app.state.pause_mode = None
     app.state.grammar_backend = grammar_backend
+    app.state.reads_images = reads_images
     app.state.model = model
     return app
 

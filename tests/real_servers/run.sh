@@ -70,5 +70,5 @@ case $kind in
     vllm) export AGENT_RL_VLLM="http://127.0.0.1:$port" ;;
 esac
 export AGENT_RL_SERVED_MODEL="$model"
-.venv/bin/python -m pytest tests/engine/test_conformance.py tests/engine/test_broadcast.py \
-    -m "slow or not slow" -k "real-$kind or a_real_server" --durations=5
+.venv/bin/python -m pytest -s -m "slow or not slow" -k "real-$kind or a_real_server" --durations=5 \
+    tests/engine/test_conformance.py tests/engine/test_broadcast.py tests/engine/test_real_server.py
