@@ -23,6 +23,7 @@ from agent_rl.engine.small_model import small_model
 from agent_rl.gateway.server import Gateway
 from agent_rl.online.service import OnlineService
 from agent_rl.train import setup
+from agent_rl.train.interrupt import Interrupts
 from agent_rl.train.trainer import PPOTrainer, StepReport
 
 _REFRESHES_PER_S = 2
@@ -63,12 +64,16 @@ def serve_config(
 
 
 def serve(config: PPOConfig, console: Console | None = None) -> None:
-    """Serve until Ctrl-C, or until all steps are done. The weights learnt are kept at the end."""
+    """Serve until Ctrl-C or SIGTERM, or until all steps are done; calls that run may finish.
+
+    The weights learnt are kept at the end.
+    """
     console = console or Console()
-    if config.rollout.agent.mode == "online":
-        _serve_and_learn(config, console)
-    else:
-        _serve_only(config, console)
+    with Interrupts():
+        if config.rollout.agent.mode == "online":
+            _serve_and_learn(config, console)
+        else:
+            _serve_only(config, console)
 
 
 def _serve_only(config: PPOConfig, console: Console) -> None:

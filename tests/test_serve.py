@@ -53,7 +53,10 @@ def rest_of(process: subprocess.Popen[str], folder: Path) -> tuple[str, str]:
     return output, (folder / "errors.txt").read_text(encoding="utf-8")
 
 
-def test_serving_until_interrupted(tiny_model_dir: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serving_until_interrupted(
+    tiny_model_dir: Path, tmp_path: Path, number: signal.Signals
+) -> None:
     with serving(tmp_path, "--model", str(tiny_model_dir)) as (process, url, key):
         assert httpx.post(f"{url}/chat/completions", json={}).status_code == 401
         with openai.OpenAI(base_url=url, api_key=key) as client:
@@ -61,7 +64,7 @@ def test_serving_until_interrupted(tiny_model_dir: Path, tmp_path: Path) -> None
                 model="any", messages=[{"role": "user", "content": "hi"}], max_tokens=3
             )
         assert completion.usage.completion_tokens >= 1
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, errors = rest_of(process, tmp_path)
         assert (process.returncode, errors.strip()) == (0, "stopped")
 

@@ -95,6 +95,12 @@ _BODIES = {
         tools=_list(_object(["name", "input_schema"], name=_TEXT, input_schema=_SCHEMA)),
         thinking=_object(["type"], type={"enum": ["enabled", "disabled"]}),
     ),
+    "/v1/messages/count_tokens": _object(
+        ["messages"],
+        system={"anyOf": [_TEXT, _list(_BLOCK)]},
+        messages=_list(_object(["role", "content"], role=_TEXT, content=_CONTENT)),
+        tools=_list(_object(["name", "input_schema"], name=_TEXT, input_schema=_SCHEMA)),
+    ),
     "/rl/start_session": _object(
         ["task_id"], task_id=_TEXT, attempt={"type": "integer"}, api_key=_TEXT, user_id=_TEXT
     ),
@@ -110,6 +116,27 @@ _BODIES = {
         wait_s={"const": 0},
     ),
 }
+# GET, with what stands in the path and behind "?".
+_LOOK_UPS: dict[str, dict[str, Any]] = {
+    "/v1/models": {},
+    "/v1/models/{name}": {},
+    "/v1/responses/{name}": {"include": _TEXT, "stream": _TEXT, "starting_after": _TEXT},
+    "/v1/responses/{name}/input_items": {"limit": _TEXT, "order": _TEXT, "after": _TEXT},
+    "/s/{name}/v1/models": {},
+    "/healthz": {"x": _TEXT},
+    "/metrics": {"x": _TEXT},
+}
+
+
+def _parameters(path: str, query: dict[str, Any]) -> list[dict[str, Any]]:
+    named = {"name": "name", "in": "path", "required": True, "schema": {**_TEXT, "minLength": 1}}
+    return [
+        *([named] if "{name}" in path else []),
+        *({"name": name, "in": "query", "schema": schema} for name, schema in query.items()),
+    ]
+
+
+_ANSWER = {"default": {"description": "an answer"}}
 _SPEC = schemathesis.openapi.from_dict(
     {
         "openapi": "3.1.0",
@@ -121,10 +148,14 @@ _SPEC = schemathesis.openapi.from_dict(
                         "required": True,
                         "content": {"application/json": {"schema": body}},
                     },
-                    "responses": {"default": {"description": "an answer"}},
+                    "responses": _ANSWER,
                 }
             }
             for path, body in _BODIES.items()
+        }
+        | {
+            path: {"get": {"parameters": _parameters(path, query), "responses": _ANSWER}}
+            for path, query in _LOOK_UPS.items()
         },
     }
 )
@@ -138,9 +169,14 @@ def gateway(tokenizer: Any) -> Iterator[Gateway]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
-@pytest.mark.parametrize("path", list(_BODIES))
+@pytest.mark.parametrize(
+    ("path", "mode"),
+    [(path, GenerationMode.POSITIVE) for path in (*_BODIES, *_LOOK_UPS)]
+    # Where nothing is sent, nothing can be wrong in it.
+    + [(path, GenerationMode.NEGATIVE) for path, sent in {**_BODIES, **_LOOK_UPS}.items() if sent],
+)
 def test_every_request_is_answered(gateway: Gateway, path: str, mode: GenerationMode) -> None:
+    method = "POST" if path in _BODIES else "GET"
     key = gateway.admin_key if path.startswith("/rl/") else gateway.api_key
     root = gateway.base_url.removesuffix("/v1")
 
@@ -148,7 +184,7 @@ def test_every_request_is_answered(gateway: Gateway, path: str, mode: Generation
     @settings(
         max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck)
     )
-    @given(case=_SPEC[path]["POST"].as_strategy(generation_mode=mode))
+    @given(case=_SPEC[path][method].as_strategy(generation_mode=mode))
     def ask(case: Any) -> None:
         response = case.call(base_url=root, headers={"authorization": f"Bearer {key}"})
         assert response.status_code < 500, (response.status_code, response.text, case.body)
