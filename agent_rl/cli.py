@@ -78,6 +78,27 @@ def train(
         trainer.train(workflow=workflow, eval_workflow=eval_workflow)
 
 
+@app.command("config")
+@click.argument("key", default="")
+@click.option("--out", type=click.Path(path_type=Path), help="New file, in place of the screen.")
+def show_config(key: str, out: Path | None) -> None:
+    """Print every setting with its meaning and default, as YAML to start from; or those of KEY.
+
+    Example: agent-rl config rollout.agent; agent-rl config --out ppo.yaml
+    """
+    from agent_rl.config.describe import describe_config
+
+    text = describe_config(key)
+    if out is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        with out.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise click.UsageError(f"{out} exists; choose another file or remove it") from None
+
+
 @app.command()
 @click.option("--model", required=True, help="Hugging Face folder; small: the small model.")
 @click.option(

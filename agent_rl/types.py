@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
+
+T = TypeVar("T")
 
 JsonObject: TypeAlias = dict[str, Any]
 """A JSON object from outside: a request body, a chat message, a tool schema, a dataset row."""
@@ -28,6 +30,11 @@ ExportStyle: TypeAlias = Literal["individual", "concat"]
 ChatTemplateType: TypeAlias = Literal["hf", "concat"]
 
 
+def _option(default: T, description: str) -> T:
+    """A field with the words that `agent-rl config` shows."""
+    return field(default=default, metadata={"description": description})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationConfig:
     """How tokens are sampled. ``max_new_tokens=None`` means "as many as the context leaves".
@@ -39,24 +46,26 @@ class GenerationConfig:
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
-    n_samples: int = 1
-    max_new_tokens: int | None = None
-    max_tokens: int | None = None
-    min_new_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    greedy: bool = False
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    top_logprobs: int = 0
-    seed: int | None = None
-    grammar: str | None = None
+    n_samples: int = _option(1, "always 1; the episodes of a datum are rollout.group_size")
+    max_new_tokens: int | None = _option(None, "of one answer; null: what the context leaves")
+    max_tokens: int | None = _option(None, "of prompt and answer together; null: the context")
+    min_new_tokens: int = _option(0, "an answer does not end before")
+    temperature: float = _option(1.0, "0: greedy")
+    top_p: float = _option(1.0, "sample from the likeliest tokens up to this probability; 1: off")
+    top_k: int = _option(0, "sample from so many of the likeliest tokens; 0: off")
+    min_p: float = _option(0.0, "drop tokens below this part of the likeliest one's probability")
+    greedy: bool = _option(False, "always the likeliest token")
+    stop: tuple[str, ...] = _option((), "texts that end an answer and are cut off")
+    stop_token_ids: tuple[int, ...] = _option((), "ids that end an answer, beside the model's own")
+    frequency_penalty: float = _option(0.0, "taken from a token's logit each time it was sampled")
+    presence_penalty: float = _option(0.0, "taken once from the logit of a sampled token")
+    repetition_penalty: float = _option(1.0, "divides logits of tokens that occurred; 1: off")
+    logit_bias: Mapping[int, float] = field(
+        default_factory=dict, metadata={"description": "token id -> added to its logit"}
+    )
+    top_logprobs: int = _option(0, "likeliest tokens to report beside each sampled one")
+    seed: int | None = _option(None, "null: from the seed of the run, for each episode its own")
+    grammar: str | None = _option(None, "that answers match, in llguidance's Lark dialect")
 
     def __post_init__(self) -> None:
         checks = (

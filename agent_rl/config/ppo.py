@@ -49,16 +49,22 @@ class PPOConfig(Section):
     """The config of ``PPOTrainer``."""
 
     experiment_name: FolderName = Field(
-        "agent_rl", min_length=1, description="of runs that belong together"
+        "agent_rl", min_length=1, description="name of runs that belong together"
     )
-    trial_name: FolderName = Field("trial", description="may be empty: no folder of its own")
+    trial_name: FolderName = Field(
+        "trial", description="name of this run; empty: no folder of its own"
+    )
     fileroot: str = Field(
         "runs", description="the run is written to {fileroot}/{experiment_name}/{trial_name}"
     )
     seed: int = Field(1, description="of data order, sampling and training")
     total_train_epochs: int = Field(1, ge=1, description="passes over train_dataset")
-    total_train_steps: int | None = Field(None, ge=1, description="null: by epochs")
-    tokenizer_path: str = Field("", description="Hugging Face folder of model and tokenizer")
+    total_train_steps: int | None = Field(
+        None, ge=1, description="steps, each one batch; null: by epochs"
+    )
+    tokenizer_path: str = Field(
+        "", description="Hugging Face folder of model and tokenizer; needed"
+    )
     gconfig: GenerationConfig = Field(
         GenerationConfig(), description="sampling, where an agent's request says nothing"
     )
