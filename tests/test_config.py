@@ -41,6 +41,8 @@ def test_overrides_win_over_the_file(tmp_path: Path) -> None:
         ("seed=[", "not valid YAML"),
         ("rollout=3", "'rollout' = 3"),
         ("rollout.agent.export_style=concat", "needs chat_template_type=concat"),
+        ("gconfig.n_samples=8", "the episodes of a datum are rollout.group_size"),
+        ("eval_gconfig.n_samples=2", "eval_gconfig.n_samples=2 has no effect"),
     ],
 )
 def test_bad_keys_and_values_are_named(override: str, message: str) -> None:

@@ -129,7 +129,8 @@ def _type(field: JsonObject) -> str:
     if field["type"] == "object":
         values = [field.get("additionalProperties"), *field.get("patternProperties", {}).values()]
         return f"map to {_type(next(value for value in values if value))}"
-    word: str = {"string": "text", "boolean": "true | false"}.get(field["type"], field["type"])
+    word = str(field["type"])
+    word = {"string": "text", "boolean": "true | false"}.get(word, word)
     signs = {">=": "minimum", ">": "exclusiveMinimum", "<=": "maximum", "<": "exclusiveMaximum"}
     bounds = [f"{sign} {field[name]:g}" for sign, name in signs.items() if name in field]
     return f"{word} {', '.join(bounds)}".strip()

@@ -85,6 +85,17 @@ class PPOConfig(Section):
     stats_logger: StatsLoggerConfig = StatsLoggerConfig()
 
     @model_validator(mode="after")
+    def _groups_have_one_size(self) -> PPOConfig:
+        for name in ("gconfig", "eval_gconfig"):
+            samples = getattr(getattr(self, name), "n_samples", 1)
+            if samples != 1:
+                raise ValueError(
+                    f"{name}.n_samples={samples} has no effect on a run: the episodes of a datum "
+                    "are rollout.group_size"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _journal_needs_recovery(self) -> PPOConfig:
         if self.rollout.journal and self.recover.mode == "off":
             raise ValueError(
