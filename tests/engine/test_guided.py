@@ -17,6 +17,7 @@ from served_model import ServedModel
 from sglang_server import sglang_app
 from transformers import PreTrainedModel
 
+from agent_rl import ArealOpenAI
 from agent_rl.engine.base import WeightUpdate
 from agent_rl.engine.guided import json_schema, server_grammar
 from agent_rl.engine.loading import load_model
@@ -264,6 +265,33 @@ async def test_a_server_that_dies_in_the_middle_of_an_answer(
     response = await answer
     assert_letters(response)
     assert_logprobs(models[0], response)
+
+
+async def test_json_answers_of_an_agent_come_from_a_server(
+    tiny_model_dir: Path, tokenizer: Any
+) -> None:
+    """The whole way: response_format, the server's grammar, and the text without its end."""
+    served = ServedModel(tiny_model_dir, max_batch_size=8, max_seq_len=400)
+    server = await LiveServer(sglang_app(served, grammar_backend="xgrammar")).start()
+    engine = await asyncio.to_thread(lambda: RemoteEngine(SGLang(), [server.address]))
+    schema = {
+        "type": "object",
+        "properties": {"x": {"type": "integer", "minimum": 0, "maximum": 999}},
+        "required": ["x"],
+        "additionalProperties": False,
+        "x-guidance": {"whitespace_flexible": False},
+    }
+    client = ArealOpenAI(engine, tokenizer)
+    completion = await client.chat.completions.create(
+        model="m",
+        messages=[{"role": "user", "content": "a number"}],
+        response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": schema}},
+    )
+    assert json.loads(completion.choices[0].message.content).keys() == {"x"}
+    assert completion.choices[0].finish_reason == "stop"
+    assert [json.loads(each["json_schema"]) for each in samplings(server)] == [schema]
+    await engine.close()
+    await server.close()
 
 
 class Gate:
