@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, TypeAlias
 
+from agent_rl.foreign_error import close_forgotten, described, named, place_of
+
 Boundary: TypeAlias = Literal["agent", "client", "engine", "reward", "judge"]
 
 
@@ -140,12 +142,14 @@ class CollectorError(AgentRLError, RuntimeError):
 
 
 class EpisodeError(AgentRLError):
-    """One episode failed. It costs its own sample only; ``boundary`` says whose fault it was."""
+    """One episode failed. It costs its own sample only; ``boundary`` says whose fault it was,
+    ``place`` which line of the user's code raised, where one did."""
 
     boundary: Boundary = "agent"
 
-    def __init__(self, message: str, *, boundary: Boundary | None = None) -> None:
+    def __init__(self, message: str, *, boundary: Boundary | None = None, place: str = "") -> None:
         super().__init__(message)
+        self.place = place
         if boundary is not None:
             self.boundary = boundary
 
@@ -180,5 +184,9 @@ def boundary(owner: Boundary) -> Iterator[None]:
     except AgentRLError:
         raise
     except (Exception, SystemExit) as error:
-        name = type(error).__name__
-        raise EpisodeError(f"{owner} raised {name}: {error}", boundary=owner) from error
+        close_forgotten(error)
+        # An engine's error is answered to whoever asked: with no line of a file.
+        what = named(error) if owner == "engine" else described(error)
+        raise EpisodeError(
+            f"{owner} raised {what}", boundary=owner, place=place_of(error)
+        ) from error

@@ -14,6 +14,7 @@ RANKS = {
     "__init__": 0,
     "types": 0,
     "errors": 0,
+    "foreign_error": -1,
     "config": 0,
     "loop_thread": 0,
     "workflow_context": 0,

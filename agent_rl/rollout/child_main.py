@@ -20,11 +20,13 @@ import traceback
 from collections.abc import Mapping
 from typing import IO, Any, Protocol
 
-from agent_rl.errors import RewardError
+from agent_rl.errors import EpisodeError, RewardError
+from agent_rl.foreign_error import close_forgotten, described, place_of
 from agent_rl.record.reward import as_reward
 from agent_rl.rollout.arguments import wanted_arguments
 from agent_rl.rollout.blame import owner_of
 from agent_rl.rollout.order import Order, begin_taking_orders
+from agent_rl.rollout.unawaited import refuse_unawaited
 from agent_rl.types import JsonObject
 
 _MAX_TEXT = 20_000
@@ -102,23 +104,19 @@ def main() -> None:
 def outcome_of(order: Order, session: ChildSession) -> JsonObject:
     """What the agent returned, or how it failed."""
     try:
-        return {"returned": _plain(_run(order.agent.construct(), order, session))}
-    except RewardError as error:
-        return {"error": str(error), "owner": "reward", "traceback": ""}
+        returned = _run(order.agent.construct(), order, session)
+        refuse_unawaited(returned, order.agent.name)
+        return {"returned": _plain(returned)}
+    except EpisodeError as error:
+        return {"error": str(error), "owner": error.boundary, "place": "", "traceback": ""}
     except BaseException as error:  # the process's edge: the parent raises it as an EpisodeError
+        close_forgotten(error)
         return {
-            "error": _shortened(_described(error)),
+            "error": _shortened(f"agent raised {described(error)}"),
             "owner": owner_of(error),
+            "place": place_of(error),
             "traceback": _shortened(traceback.format_exc()),
         }
-
-
-def _described(error: BaseException) -> str:
-    name = type(error).__name__
-    try:
-        return f"{name}: {error}"
-    except Exception:  # the process's edge: what the agent's own class does there
-        return f"{name}, whose message cannot be read"
 
 
 def _shortened(text: str) -> str:

@@ -11,6 +11,7 @@ from agent_rl.errors import EpisodeError, WorkflowResolutionError, boundary
 from agent_rl.rollout.arguments import wanted_arguments
 from agent_rl.rollout.blame import owner_of
 from agent_rl.rollout.doors import Doors
+from agent_rl.rollout.unawaited import refuse_unawaited
 from agent_rl.types import JsonObject
 
 
@@ -29,6 +30,7 @@ class InlineAgent:
     ) -> None:
         self._agent = agent
         self._kwargs = dict(kwargs)
+        self._name = name
         self._doors = doors
         self._wanted = wanted_arguments(agent, name)
         if not self._wanted.is_async:
@@ -53,7 +55,9 @@ class InlineAgent:
                     agent: Any = self._agent
                     if isinstance(agent, type):
                         agent = agent(**self._kwargs)
-                    return await agent.run(data, **arguments)
+                    returned = await agent.run(data, **arguments)
+                    refuse_unawaited(returned, self._name)
+                    return returned
             except EpisodeError as error:
                 if error.__cause__ is not None:
                     error.boundary = owner_of(error.__cause__)

@@ -3,7 +3,8 @@
 Both go as JSON, over a pipe (child.py) or through Ray (ray_pool.py):
 
     order    the agent's class and kwargs, the datum, the model's address, the episode's context
-    outcome  {"returned": 0.5} or {"error": "KeyError: 'x'", "owner": "agent", "traceback": "..."}
+    outcome  {"returned": 0.5} or
+             {"error": "agent raised ...", "owner": "agent", "place": "...", "traceback": "..."}
 
 It knows neither processes nor how an agent is run. Kept light: a child process imports it.
 """
@@ -15,6 +16,7 @@ import runpy
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 from agent_rl import workflow_context
@@ -67,23 +69,25 @@ class AgentSource:
                 f"class {name} (or its import path) and workflow_kwargs, not an instance"
             )
         if "<locals>" in agent.__qualname__:
-            raise WorkflowResolutionError(
-                f"rollout.agent.mode={mode} cannot import {agent.__qualname__}: define the class "
-                "at the top level of a module"
-            )
+            raise _not_importable(agent.__qualname__, f"rollout.agent.mode={mode}")
         module, script = _importable(agent, name, mode)
         plain = _plain_kwargs(kwargs, name)
         return cls(module=module, script=script, name=agent.__qualname__, kwargs=plain)
 
     def construct(self) -> object:
-        """A fresh instance, in the process that runs it."""
-        first, *inner = self.name.split(".")
+        """A fresh instance, in the process that runs it.
+
+        Raises:
+            EpisodeError: importing its module did not define it.
+        """
         if self.script is None:
-            found = getattr(importlib.import_module(self.module), first)
+            found: Any = importlib.import_module(self.module)
         else:
             # As multiprocessing does it: code under `if __name__ == "__main__"` does not run.
-            found = runpy.run_path(self.script, run_name="__mp_main__")[first]
-        for name in inner:
+            found = SimpleNamespace(**runpy.run_path(self.script, run_name="__mp_main__"))
+        for name in self.name.split("."):
+            if not hasattr(found, name):
+                raise EpisodeError(str(_not_importable(self.name, self.script or self.module)))
             found = getattr(found, name)
         agent: object = found(**self.kwargs)
         return agent
@@ -147,13 +151,23 @@ def returned(outcome: JsonObject, printed: str = "") -> object:
         raise RewardError(outcome["error"])
     trace = outcome["traceback"] + (f"it printed last:\n{printed}" if printed else "")
     raise EpisodeError(
-        f"agent raised {outcome['error']}", boundary=outcome["owner"]
+        outcome["error"], boundary=outcome["owner"], place=outcome["place"]
     ) from RemoteTraceback(f"\n{trace}")
+
+
+def _not_importable(name: str, where: str) -> WorkflowResolutionError:
+    return WorkflowResolutionError(
+        f"{where}: another process cannot import {name}; define the class at the top level of a "
+        'module, outside functions and `if __name__ == "__main__"`, or set '
+        "rollout.agent.mode=inline"
+    )
 
 
 def _importable(agent: type, name: str, mode: str) -> tuple[str, str | None]:
     """The class's module, and its file where that is the script that was started."""
     if agent.__module__ != "__main__":
+        if _found_in(sys.modules.get(agent.__module__), agent.__qualname__) is not agent:
+            raise _not_importable(agent.__qualname__, f"rollout.agent.mode={mode}")
         return agent.__module__, None
     main = sys.modules["__main__"]
     if (spec := getattr(main, "__spec__", None)) is not None:
@@ -165,6 +179,12 @@ def _importable(agent: type, name: str, mode: str) -> tuple[str, str | None]:
             "class into a file and import it"
         )
     return agent.__module__, script
+
+
+def _found_in(module: object, name: str) -> object:
+    for part in name.split("."):
+        module = getattr(module, part, None)
+    return module
 
 
 def _plain_kwargs(kwargs: Mapping[str, Any], name: str) -> JsonObject:

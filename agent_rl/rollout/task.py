@@ -20,6 +20,7 @@ from agent_rl import workflow_context
 from agent_rl.config import RolloutConfig
 from agent_rl.engine.base import InferenceEngine
 from agent_rl.errors import AgentRLError, EpisodeError, EpisodeRejectedError, boundary
+from agent_rl.foreign_error import place_of
 from agent_rl.record.dump import TrajectoryDump
 from agent_rl.record.rows import pad_concat
 from agent_rl.rollout.episode import FAILURE_KINDS, EpisodeRules, failure_kind
@@ -158,16 +159,20 @@ class TaskRunner:
         stats_tracker.get(workflow_context.stat_scope()).scalar(truncated=is_truncated, **rates)
 
     def _log_once(self, error: AgentRLError, submission: Submission) -> None:
-        """The first failure of each kind, its traceback at level INFO; others are only counted."""
+        """The first failure of each kind; others are only counted.
+
+        An agent's own exception with its traceback; that of another's is at level INFO.
+        """
         cause = error.__cause__ or error
-        frames = traceback.extract_tb(cause.__traceback__)
-        place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-        key = f"{type(cause).__name__} {place}"
+        place = error.place if isinstance(error, EpisodeError) else ""
+        key = f"{type(cause).__name__} {place or place_of(cause)}"
         if key in self._logged or len(self._logged) >= _MAX_KINDS_LOGGED:
             return
         self._logged.add(key)
-        logger.warning("task %s: %s (logged once)", submission.task_id, error)
-        if not isinstance(error, EpisodeRejectedError):
+        is_the_agents = bool(place) and failure_kind(error) == "agent"
+        trace = cause if is_the_agents else None
+        logger.warning("task %s: %s (logged once)", submission.task_id, error, exc_info=trace)
+        if trace is None and not isinstance(error, EpisodeRejectedError):
             logger.info("its traceback", exc_info=cause)
 
 

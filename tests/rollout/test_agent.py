@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import signal
 from decimal import Decimal
@@ -158,6 +159,26 @@ async def test_no_model_call_is_a_rejection(episode, tokenizer) -> None:
         assert caught.value.reason == "no_model_call"
 
 
+async def test_a_forgotten_await_is_named(episode) -> None:
+    """Returned, or used in place of the completion; warnings are errors here."""
+
+    class Returned:
+        async def run(self, data: Any, client: ArealOpenAI) -> Any:
+            return client.chat.completions.create(model="m", messages=[])
+
+    class Used:
+        async def run(self, data: Any, client: ArealOpenAI) -> Any:
+            return client.chat.completions.create(model="m", messages=[]).choices[0]
+
+    with pytest.raises(RewardError, match=r"Returned.run returned a coroutine .*forgot `await`"):
+        await episode(Returned())
+    with pytest.raises(EpisodeError, match=r"has no attribute 'choices'; forgot `await`\?") as used:
+        await episode(Used())
+    assert used.value.place.endswith("messages=[]).choices[0]")
+    used.value.__cause__ = None
+    gc.collect()
+
+
 async def test_explicit_reference_is_kept(episode) -> None:
     def give(client: Any, first: str, second: str) -> float:
         client.get_interaction(first).rollout_reward = 7.0
@@ -298,7 +319,7 @@ def test_an_error_whose_turns_are_used_is_still_counted(tokenizer, scripted, cap
     assert [group["rollout_group"].row_counts for group in groups] == [(2, 2)] * 3
     assert stats["rollout/failed/agent"] == 1.0 and stats["rollout/failed"] == 0.0
     assert stats["rollout/reward"] == 0.0
-    assert caplog.text.count("recursion limit") == 1
+    assert sum("recursion limit" in said for said in caplog.messages) == 1
 
 
 async def test_a_verifier_that_needs_the_main_thread_is_visible(tokenizer, scripted) -> None:

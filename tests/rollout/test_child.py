@@ -95,6 +95,9 @@ def test_an_exception_keeps_its_own_traceback(make) -> None:
     with pytest.raises(EpisodeError, match="agent raised LookupError: the tool is gone") as caught:
         rollout.rollout_batch([{}], child_agents.Fails, {"how": "raise"})
     assert caught.value.boundary == "agent"
+    assert "child_agents.py:" in caught.value.place
+    assert caught.value.place.endswith('in run: raise LookupError("the tool is gone")')
+    assert str(caught.value).endswith(f" at {caught.value.place}")
     cause = str(caught.value.__cause__)
     assert 'raise LookupError("the tool is gone")' in cause and "child_agents.py" in cause
     assert "the last words" in cause

@@ -82,6 +82,28 @@ def test_a_class_of_the_script_that_was_started(
     assert found.construct().run({}) == 2.0  # type: ignore[attr-defined]
 
 
+def test_a_class_that_another_process_cannot_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inside a function, under the ``__main__`` guard, or no longer in its module."""
+
+    class Local:
+        def run(self, data: object) -> float:
+            return 1.0
+
+    what_to_do = r"cannot import .*Local; define the class at the top level of a module"
+    with pytest.raises(WorkflowResolutionError, match=what_to_do):
+        AgentSource.of(Local, {}, "Local", "subproc")
+    Local.__qualname__ = "Local"  # as `global Local` in the function makes it
+    with pytest.raises(WorkflowResolutionError, match=what_to_do):
+        AgentSource.of(Local, {}, "Local", "subproc")
+    script = tmp_path / "train.py"
+    script.write_text("if __name__ == '__main__':\n    class Local: pass\n")
+    guarded = AgentSource(module="__main__", script=str(script), name="Local", kwargs={})
+    with pytest.raises(EpisodeError, match=r"train.py: another process " + what_to_do):
+        guarded.construct()
+
+
 def test_a_process_that_runs_agents_starts_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A training script without a ``__main__`` guard would start itself over and over."""
     monkeypatch.setattr(orders, "_takes_orders", True)
@@ -93,9 +115,15 @@ def test_outcomes() -> None:
     assert returned({"returned": {"a": 0.5}}) == {"a": 0.5}
     with pytest.raises(RewardError, match="no number"):
         returned({"error": "no number", "owner": "reward", "traceback": ""})
-    failure = {"error": "KeyError: 'x'", "owner": "client", "traceback": "line 3\n"}
+    failure = {
+        "error": "agent raised KeyError: 'x' at a.py:3 in run",
+        "owner": "client",
+        "place": "a.py:3 in run",
+        "traceback": "line 3\n",
+    }
     with pytest.raises(EpisodeError, match="agent raised KeyError: 'x'") as caught:
         returned(failure, "last words")
     assert caught.value.boundary == "client"
+    assert caught.value.place == "a.py:3 in run"
     assert isinstance(caught.value.__cause__, RemoteTraceback)
     assert str(caught.value.__cause__) == "\nline 3\nit printed last:\nlast words"

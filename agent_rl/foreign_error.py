@@ -1,0 +1,86 @@
+"""What is said of an exception that came out of foreign code: an agent, a judge, a filter.
+
+Its name, its message, and the line of the user's own code in which it happened, which is neither
+ours, nor that of an installed package, nor Python's:
+
+    KeyError: 'question' at my_agents.py:12 in run: datum["question"]
+
+It knows no boundaries and raises nothing, whatever the exception's own class does.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sysconfig
+import traceback
+from collections.abc import Iterable
+
+_NOT_THE_USERS = tuple(
+    os.path.join(folder, "")
+    for folder in (
+        os.path.dirname(__file__),
+        *(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")),
+    )
+)
+_MAX_LINE = 100
+_COROUTINE = ("'coroutine' object", "object coroutine can't")
+FORGOTTEN = "forgot `await`?"
+
+
+def described(error: BaseException) -> str:
+    """A group of one exception is that exception."""
+    where = place_of(error)
+    return f"{named(error)} at {where}" if where else named(error)
+
+
+def named(error: BaseException) -> str:
+    """Without the place, which is nobody's business where the text leaves this machine."""
+    error = _single(error)
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:  # the edge of foreign code: what the class itself does there
+        return f"{name}, whose message cannot be read"
+    is_forgotten = isinstance(error, AttributeError | TypeError) and text.startswith(_COROUTINE)
+    return f"{name}: {text}; {FORGOTTEN}" if is_forgotten else f"{name}: {text}"
+
+
+def place_of(error: BaseException) -> str:
+    """``my_agents.py:12 in run: datum["question"]``; without the user's code, the last line."""
+    frames = traceback.extract_tb(_single(error).__traceback__)
+    frame = users_frame(frames) or (frames[-1] if frames else None)
+    return "" if frame is None else as_place(frame)
+
+
+def users_frame(frames: Iterable[traceback.FrameSummary]) -> traceback.FrameSummary | None:
+    """The innermost of the user's own code; ``frames`` has the innermost last."""
+    return next((frame for frame in reversed(list(frames)) if _is_the_users(frame)), None)
+
+
+def as_place(frame: traceback.FrameSummary) -> str:
+    folder = os.path.join(os.getcwd(), "")
+    line = frame.line or ""
+    text = f": {line[:_MAX_LINE]}" if line else ""
+    return f"{frame.filename.removeprefix(folder)}:{frame.lineno} in {frame.name}{text}"
+
+
+def close_forgotten(error: BaseException) -> None:
+    """Close the coroutine that was used in place of its result: Python needs not warn of it too."""
+    used = [getattr(_single(error), "obj", None)]
+    if named(error).endswith(FORGOTTEN):
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            used.extend(frame.f_locals.values())
+    for value in used:
+        if inspect.iscoroutine(value) and inspect.getcoroutinestate(value) == inspect.CORO_CREATED:
+            value.close()
+
+
+def _single(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+def _is_the_users(frame: traceback.FrameSummary) -> bool:
+    return not frame.filename.startswith(("<frozen", *_NOT_THE_USERS))
