@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -98,6 +100,7 @@ class SharedBuffer:
 
     def __init__(self) -> None:
         self._flat_N = torch.empty(0, dtype=torch.uint8)
+        self._name: tuple[Any, ...] = ()
 
     def fill(self, bucket: Sequence[NamedTensor]) -> list[SimpleNamespace]:
         """Put the tensors in, one after another, each where its type may begin. Returns name, type,
@@ -116,27 +119,49 @@ class SharedBuffer:
             start = -(-end // _ALIGNMENT) * _ALIGNMENT
         if end > len(self._flat_N):
             self._flat_N = _allocate(end)
+            self._name = _share(self._flat_N.untyped_storage())
         for place, (_, tensor) in zip(places, bucket, strict=True):
             plain = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
             self._flat_N[place.start_idx : place.end_idx] = plain
         return places
 
     def handle(self, places: Sequence[SimpleNamespace], *, num_readers: int) -> bytes:
-        """The pickle with which each of so many processes gets at what was put in."""
-        shared = _by_name(self._flat_N, num_readers)
-        return pickle.dumps({"flattened_tensor": shared, "metadata": list(places)})
+        """The pickle with which each of so many processes gets at what was put in.
+
+        By name: with a file descriptor, as ``multiprocessing`` would do it, they would need a
+        secret of this process.
+        """
+        for _ in range(num_readers):  # each gives one back
+            self._flat_N.untyped_storage()._shared_incref()  # type: ignore[no-untyped-call]
+        storage = _Call(reductions.rebuild_storage_filename, torch.UntypedStorage, *self._name)
+        typed = _Call(reductions.rebuild_typed_storage, storage, torch.uint8)
+        form = (0, self._flat_N.shape, (1,), False)
+        flat = _Call(reductions.rebuild_tensor, torch.Tensor, typed, form)
+        return pickle.dumps({"flattened_tensor": flat, "metadata": list(places)})
 
 
 def _allocate(size_bytes: int) -> Tensor:
     """Memory beyond what the machine gives would not fail here, but kill whoever writes there."""
-    found = os.statvfs(_FOLDER)
-    free_bytes = found.f_bavail * found.f_frsize
+    free_bytes = shutil.disk_usage(_FOLDER).free if Path(_FOLDER).is_dir() else 0
     if size_bytes > free_bytes:
         raise EngineError(
             f"{_FOLDER} has {free_bytes} bytes left, and a bucket of weights needs {size_bytes}; "
             "make it larger, or set engine.update to disk"
         )
     return torch.empty(size_bytes, dtype=torch.uint8)
+
+
+def _share(storage: torch.UntypedStorage) -> tuple[Any, ...]:
+    """Move it there; returns what ``rebuild_storage_filename`` finds it by.
+
+    The first call starts a process that counts who has which memory, and may live as long as a
+    server: if that had our stderr, whoever reads it to the end would wait as long.
+    """
+    os.set_inheritable(2, False)
+    try:
+        return tuple(storage._share_filename_cpu_())
+    finally:
+        os.set_inheritable(2, True)
 
 
 class _Call:
@@ -147,22 +172,3 @@ class _Call:
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return self._made_by
-
-
-def _by_name(flat_N: Tensor, num_readers: int) -> _Call:
-    """``multiprocessing`` would send a file descriptor, which takes a secret of this process."""
-    storage = flat_N.untyped_storage()
-    # The first call starts a process that counts who has which memory, and may live as long as a
-    # server: without this, whoever reads our stderr would wait for it.
-    os.set_inheritable(2, False)
-    try:
-        manager, name, size_bytes = storage._share_filename_cpu_()
-    finally:
-        os.set_inheritable(2, True)
-    for _ in range(num_readers):  # each gives one back
-        storage._shared_incref()  # type: ignore[no-untyped-call]
-    shared = _Call(
-        reductions.rebuild_storage_filename, torch.UntypedStorage, manager, name, size_bytes
-    )
-    typed = _Call(reductions.rebuild_typed_storage, shared, torch.uint8)
-    return _Call(reductions.rebuild_tensor, torch.Tensor, typed, (0, flat_N.shape, (1,), False))

@@ -4,7 +4,7 @@ test_train_on_servers.py."""
 from __future__ import annotations
 
 import asyncio
-import os
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -79,7 +79,7 @@ def test_tensors_lie_where_their_types_may_begin() -> None:
 
 def test_a_machine_with_too_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Said before, because writing beyond it kills the process."""
-    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=2, f_frsize=16))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=32))
     with pytest.raises(EngineError, match=r"has 32 bytes left.*needs 40.*update to disk"):
         SharedBuffer().fill([("a", torch.zeros(10))])
 
