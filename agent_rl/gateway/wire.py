@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -23,6 +23,7 @@ Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
+_SINGLE = (b"authorization", b"x-api-key", b"x-session-id", b"x-turn-type", b"x-session-done")
 _ID = re.compile(r"[A-Za-z0-9._~:@+-]{1,200}")
 
 
@@ -62,7 +63,10 @@ class Head:
 
 
 def read_head(scope: Scope) -> Head:
-    """Raises RefusedError (400) for a URL whose session id is none."""
+    """Raises RefusedError (400): the URL's session id is none, a key or mark was sent twice."""
+    headers = dict(scope["headers"])
+    if len(headers) < len(scope["headers"]):
+        _refuse_twice([name for name, _ in scope["headers"]])
     path: str = scope["path"].lstrip("/")
     session_id = None
     if path.startswith("s/"):
@@ -75,9 +79,17 @@ def read_head(scope: Scope) -> Head:
         method=scope["method"],
         path=path,
         query=scope["query_string"],
-        headers=dict(scope["headers"]),
+        headers=headers,
         url_session=session_id,
     )
+
+
+def _refuse_twice(names: Sequence[bytes]) -> None:
+    """Of two keys or session ids a proxy in front may have read the other one."""
+    for name in _SINGLE:
+        if names.count(name) > 1:
+            word = name.decode("ascii")
+            raise RefusedError(400, f"the header {word} was sent more than once", param=word)
 
 
 def check_id(value: object, what: str) -> str:

@@ -113,6 +113,20 @@ async def test_a_key_reaches_only_its_own_session(start: Any, plain: Any) -> Non
     assert [len(live.session.cache) for live in gateway._sessions] == [2, 1]
 
 
+@pytest.mark.parametrize("name", ["authorization", "X-Api-Key", "x-session-id", "x-turn-type"])
+async def test_a_key_or_mark_is_sent_once(start: Any, plain: Any, name: str) -> None:
+    """A proxy in front may go by the first of two, and we by the last."""
+    gateway = await start(["x"])
+    headers = [("x-api-key", gateway.api_key), (name, "main"), (name.upper(), "side")]
+    reply = await plain(gateway).http.post(
+        "/v1/chat/completions", json={"messages": ASK}, headers=headers
+    )
+    assert reply.status_code == 400
+    assert f"{name.lower()} was sent more than once" in reply.json()["error"]["message"]
+    twice = [("x-api-key", gateway.api_key), ("accept", "a"), ("accept", "b")]
+    assert (await plain(gateway).http.get("/v1/models", headers=twice)).status_code == 200
+
+
 @pytest.mark.parametrize("name", BAD_IDS)
 async def test_ids_that_are_none(start: Any, plain: Any, tmp_path: Path, name: str) -> None:
     """Case B175: refused at the door, and nothing is written under such a name."""
