@@ -24,6 +24,7 @@ from agent_rl.errors import EpisodeError
 from agent_rl.rollout.clock import place_in
 from agent_rl.rollout.doors import Doors
 from agent_rl.rollout.order import AgentSource, Order, RemoteTraceback, returned
+from agent_rl.rollout.printed import Printed
 from agent_rl.types import JsonObject
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 _START = "import sys; sys.path[:] = {path!r}; from agent_rl.rollout.child_main import main; main()"
 _MAX_LINE = 16 << 20
-_MAX_PRINTED = 8 << 10
 _EXIT_GRACE_S = 1.0
 
 
@@ -54,15 +54,12 @@ class ChildAgent:
         """
         async with self._doors.open(client.http_client.session) as door, place_in(self._workers):
             order = Order.of(self._agent, data, door)
-            async with child_process(_environment(door)) as process:
-                assert process.stdin is not None and process.stderr is not None, "both are pipes"
-                printed = asyncio.create_task(_tail(process.stderr))
+            name = f"{self._agent.name}, task {order.task_id}"
+            async with child_process(_environment(door), name) as (process, printed):
                 write(process, order.encode())
                 return await self._converse(process, client, printed)
 
-    async def _converse(
-        self, process: Process, client: ArealOpenAI, printed: asyncio.Task[str]
-    ) -> object:
+    async def _converse(self, process: Process, client: ArealOpenAI, printed: Printed) -> object:
         """Answer rewards until the outcome comes."""
         assert process.stdout is not None, "it is a pipe"
         while line := await process.stdout.readline():
@@ -71,12 +68,13 @@ class ChildAgent:
                 write(process, _set_reward(client, *message["reward"]))
                 continue
             if "error" in message:  # what it printed is complete when the process has ended
-                await asyncio.wait([printed], timeout=_EXIT_GRACE_S)
-            return returned(message, printed.result() if printed.done() else "")
+                await printed.ended(_EXIT_GRACE_S)
+            return returned(message, printed.tail)
         code = await process.wait()
+        await printed.ended(_EXIT_GRACE_S)
         raise EpisodeError(
             f"the process of {self._agent.name} ended with code {code} before run returned"
-        ) from RemoteTraceback(f"it printed last:\n{await printed}")
+        ) from RemoteTraceback(f"it printed last:\n{printed.tail}")
 
 
 def _environment(door: Door) -> dict[str, str]:
@@ -99,7 +97,9 @@ def _environment(door: Door) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def child_process(environment: Mapping[str, str]) -> AsyncIterator[Process]:
+async def child_process(
+    environment: Mapping[str, str], name: str
+) -> AsyncIterator[tuple[Process, Printed]]:
     """A child whose group, grandchildren included, is gone when the block ends."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-u", "-c", _START.format(path=sys.path)),
@@ -110,27 +110,23 @@ async def child_process(environment: Mapping[str, str]) -> AsyncIterator[Process
         limit=_MAX_LINE,
         start_new_session=True,
     )
+    assert process.stderr is not None, "it is a pipe"
+    printed = Printed(process.stderr, name)
     try:
-        yield process
+        yield process, printed
         with contextlib.suppress(TimeoutError):  # it may still tidy up
             await asyncio.wait_for(process.wait(), _EXIT_GRACE_S)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
+        await printed.ended(_EXIT_GRACE_S)
+        printed.cancel()
 
 
 def write(process: Process, message: JsonObject) -> None:
     assert process.stdin is not None, "it is a pipe"
     process.stdin.write(json.dumps(message).encode() + b"\n")
-
-
-async def _tail(stream: asyncio.StreamReader) -> str:
-    """The end of what the stream gives."""
-    kept = b""
-    while chunk := await stream.read(_MAX_PRINTED):
-        kept = (kept + chunk)[-_MAX_PRINTED:]
-    return kept.decode("utf-8", errors="replace")
 
 
 def _set_reward(client: ArealOpenAI, interaction_id: str | None, reward: float) -> JsonObject:

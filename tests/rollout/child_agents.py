@@ -4,6 +4,7 @@ to import."""
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -132,6 +133,15 @@ class Fails:
         if self.how == "loud":
             raise ValueError("z" * 20_000_000)
         os.kill(os.getpid(), signal.SIGSEGV)
+        return 1.0
+
+
+class Talks:
+    def run(self, data: Any) -> float:
+        ask()
+        print("to standard output")
+        print("to standard error", file=sys.stderr)
+        logging.getLogger("talks").warning("to the log")
         return 1.0
 
 

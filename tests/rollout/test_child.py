@@ -122,6 +122,14 @@ def test_a_process_that_ends_costs_one_episode(make, how, message) -> None:
     assert rollout.rollout_batch([{"i": 1}], child_agents.Environment, {})[0] is not None
 
 
+def test_what_an_agent_prints_is_shown(make, capfd) -> None:
+    """print, standard error and logging, of an episode that succeeds."""
+    make().rollout_batch([{}], child_agents.Talks)
+    shown = capfd.readouterr().err
+    for line in ("to standard output", "to standard error", "to the log"):
+        assert f"[Talks, task 0] {line}\n" in shown
+
+
 def test_a_verifier_that_needs_the_main_thread_works(make) -> None:
     """case B84"""
     assert rewards(make().rollout_batch([{}], child_agents.Alarm)[0]) == [1.0]
@@ -194,7 +202,7 @@ def test_a_killed_parent_leaves_no_process(tmp_path) -> None:
                 agent = AgentSource.of(child_agents.Hangs, kwargs, "Hangs", "subproc")
                 door = Door(session_id="s", base_url="http://127.0.0.1/v1", api_key="k")
                 order = Order.of(agent, {"i": 0}, door)
-                async with child.child_process(os.environ) as process:
+                async with child.child_process(os.environ, "Hangs") as (process, _):
                     child.write(process, order.encode())
                     await process.wait()
 
