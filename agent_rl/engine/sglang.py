@@ -51,8 +51,9 @@ class SGLang:
         info = await server.get("/model_info")
         supported = self.supported
         if server.address not in self._grammar_backends:
-            backend = (await server.get("/server_info")).get("grammar_backend")
-            self._grammar_backends[server.address] = backend or "none"
+            how = await server.get("/server_info")
+            with reading(server):
+                self._grammar_backends[server.address] = how["grammar_backend"] or "none"
         if self._grammar_backends[server.address] == "none":
             supported = supported - {"grammar"}
         with reading(server):

@@ -56,6 +56,8 @@ if [ ! -e "$env/.ready" ]; then
     touch "$env/.ready"
 fi
 export HF_HUB_OFFLINE=1
+# Threads that wait for one another stand still on a machine that does other things too.
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 (cd "$env" && "serve_$kind") > "$log" 2>&1 &
 server=$!
 trap 'kill $server 2>/dev/null; wait $server 2>/dev/null || true' EXIT INT TERM
