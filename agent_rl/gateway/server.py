@@ -26,7 +26,7 @@ from agent_rl.gateway.lifecycle import Lifecycle
 from agent_rl.gateway.listener import TurnListener
 from agent_rl.gateway.protocol import guarded
 from agent_rl.gateway.serving import CallServer
-from agent_rl.gateway.session_log import SessionLog, restore
+from agent_rl.gateway.session_log import PROBE, SessionLog, restore
 from agent_rl.gateway.sessions import Door, LiveSession, Sessions
 from agent_rl.loop_thread import LoopThread
 from agent_rl.record.cache import InteractionCache
@@ -149,8 +149,9 @@ class Gateway:
             if self.config.journal is not None:
                 journal = Journal(self.config.journal, fsync=self.config.fsync)
                 undo.enter_context(journal)
-                restore(journal, self._sessions)
-                self._log.open(journal, lambda: list(self._sessions))
+                probe = self._format.tokenizer.encode(PROBE)
+                restore(journal, self._sessions, probe)
+                self._log.open(journal, lambda: list(self._sessions), probe)
             self._socket = undo.enter_context(_bind(self.config.host, self.config.port))
             self._server = self._uvicorn()
             await self._server.startup(sockets=[self._socket])

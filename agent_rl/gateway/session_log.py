@@ -9,6 +9,7 @@ are on disk as digests only. Without a journal nothing is kept.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -25,6 +26,8 @@ from agent_rl.types import JsonObject
 
 logger = logging.getLogger(__name__)
 
+# How a tokenizer writes this tells it from the others: ids mean nothing to another one.
+PROBE = "Rain, 0123 häßlich 你好 🙂\n\tdef f(x): return x  # <|im_end|></s>"
 _MANY_STALE = 10_000  # entries of forgotten sessions at which the file is written anew
 
 Entry = Callable[[], JsonObject]
@@ -36,19 +39,26 @@ class SessionLog:
     def __init__(self) -> None:
         self._journal: Journal | None = None
         self._sessions: Callable[[], Sequence[LiveSession]] = list
+        self._probe: Sequence[int] = ()
         self._waiting: list[Entry] = []
         self._next_write: asyncio.Task[JournalError | None] | None = None
         self._writes: set[asyncio.Task[JournalError | None]] = set()
         self._writing = asyncio.Lock()
         self._num_stale = 0
 
-    def open(self, journal: Journal, sessions: Callable[[], Sequence[LiveSession]]) -> None:
+    def open(
+        self,
+        journal: Journal,
+        sessions: Callable[[], Sequence[LiveSession]],
+        probe: Sequence[int],
+    ) -> None:
         """
         Args:
             journal: closed by ``close``.
             sessions: all that are held, for writing the journal anew.
+            probe: the ids of PROBE.
         """
-        self._journal, self._sessions = journal, sessions
+        self._journal, self._sessions, self._probe = journal, sessions, probe
 
     def started(self, live: LiveSession) -> None:
         self._note(live, partial(_start_entry, live))
@@ -138,26 +148,32 @@ class SessionLog:
 
     async def _rewrite(self, journal: Journal) -> None:
         self._num_stale = 0
-        await asyncio.to_thread(_rewrite, journal, self._sessions())
+        await asyncio.to_thread(_rewrite, journal, self._sessions(), self._probe)
 
 
-def restore(journal: Journal, sessions: Sessions) -> None:
+def restore(journal: Journal, sessions: Sessions, probe: Sequence[int]) -> None:
     """Hold the sessions of an earlier process again, and leave only them in the journal.
 
     Raises:
-        JournalError: an entry is none of ours.
+        JournalError: an entry is none of ours, or the ids are of another tokenizer.
     """
     held: dict[str, LiveSession] = {}
     for line in Journal.read(journal.path):
+        if line.get("probe", list(probe)) != list(probe):
+            raise JournalError(
+                f"the sessions in {journal.path} are of a model with another tokenizer; give this "
+                "one another gateway.journal"
+            )
         for entry in line.get("entries", ()):
             _replay(entry, held, sessions.new_session)
     for live in held.values():
         sessions.add(live)
-    _rewrite(journal, list(held.values()))
+    _rewrite(journal, list(held.values()), probe)
 
 
-def _rewrite(journal: Journal, sessions: Sequence[LiveSession]) -> None:
-    journal.rewrite({"entries": list(_entries_of(live))} for live in sessions)
+def _rewrite(journal: Journal, sessions: Sequence[LiveSession], probe: Sequence[int]) -> None:
+    lines = ({"entries": list(_entries_of(live))} for live in sessions)
+    journal.rewrite(itertools.chain([{"probe": list(probe), "entries": []}], lines))
 
 
 def _append(journal: Journal, entries: Sequence[Entry]) -> None:

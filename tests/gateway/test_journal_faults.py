@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
+from agent_rl import ScriptedEngine, small_model
+from agent_rl.config import GatewayConfig
+from agent_rl.errors import JournalError
 from agent_rl.gateway.server import Gateway
 from agent_rl.types import ModelRequest
 
@@ -96,6 +100,22 @@ async def test_an_end_that_was_not_written_is_written_later(
         "t-1": "done",
         "u-2": None,
     }
+
+
+async def test_the_sessions_of_another_tokenizer_are_refused(
+    start: Any, plain: Any, tmp_path: Path
+) -> None:
+    """Their ids would be other words to this model."""
+    journal = str(tmp_path / "j")
+    gateway = await start(["a"], journal=journal)
+    await plain(gateway).chat(gateway.api_key, x_session_id="s")
+    await gateway.close()
+    other = AutoTokenizer.from_pretrained(small_model())
+    assert other.add_tokens(["Rain, 0123"]) == 1
+    refused = Gateway(ScriptedEngine([]), other, GatewayConfig(journal=journal))
+    with pytest.raises(JournalError, match="another tokenizer"):
+        await refused.start()
+    assert len(list((await start([], journal=journal))._sessions)) == 1
 
 
 async def test_a_call_that_outlives_its_session_is_not_in_the_next_of_that_name(
