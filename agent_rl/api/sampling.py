@@ -64,10 +64,10 @@ def build_sampling(
     stop_token_ids: tuple[int, ...] = (),
 ) -> GenerationConfig:
     """``sent``: fields of GenerationConfig that the request gave, in its own values."""
-    base = session.gconfig
+    base = session.gconfig or _DEFAULTS
     if session.sampling == "override":
         sent = {name: value for name, value in sent.items() if name not in _OVERRIDDEN}
-    else:
+    elif session.gconfig is not None:
         for name in _OVERRIDDEN & sent.keys():
             if sent[name] != getattr(base, name):
                 _warn_of_difference(name, sent[name], getattr(base, name))

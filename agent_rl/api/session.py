@@ -26,7 +26,7 @@ class Session:
     """One recording scope.
 
     Args:
-        gconfig: stands in for what a request leaves out.
+        gconfig: stands in for what a request leaves out; None: nobody has wishes of their own.
         sampling: "agent": what the request sends wins; "override": gconfig's temperature, top_p,
             top_k, min_p and penalties win.
         engine_max_tokens: bound on prompt and completion together, below the engine's own.
@@ -38,7 +38,7 @@ class Session:
     engine: InferenceEngine
     format: ChatFormat
     cache: InteractionCache
-    gconfig: GenerationConfig = field(default_factory=GenerationConfig)
+    gconfig: GenerationConfig | None = None
     sampling: Sampling = "agent"
     chat_template_type: ChatTemplateType = "hf"
     engine_max_tokens: int | None = None

@@ -77,7 +77,7 @@ class ArealOpenAI(AsyncOpenAI):
                     reasoning_parser=reasoning_parser,
                 ),
                 cache=InteractionCache(),
-                gconfig=gconfig or GenerationConfig(),
+                gconfig=gconfig,
                 sampling=sampling,
                 chat_template_type=chat_template_type,
                 engine_max_tokens=engine_max_tokens,

@@ -164,3 +164,13 @@ async def test_override_sampling(tokenizer: Any) -> None:
     assert [g.top_p for g in used] == [0.9] * 4
     assert [g.max_new_tokens for g in used] == [5, 32, 5, 32]
     assert next(iter(agent.interactions.values())).temperature == 0.1
+
+
+async def test_a_temperature_of_the_agents_own_is_worth_a_warning_beside_a_gconfig(
+    tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A plain script asked for no temperature but its own; a training's gconfig is another's."""
+    await ask(make(tokenizer, "a"), "hi", temperature=0.37)
+    assert caplog.messages == []
+    await ask(make(tokenizer, "a", gconfig=GenerationConfig()), "hi", temperature=0.37)
+    assert "the agent sends temperature=0.37 but gconfig has 1.0" in caplog.text
