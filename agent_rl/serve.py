@@ -91,7 +91,8 @@ def _serve_only(config: PPOConfig, console: Console) -> None:
     try:
         with gateway.run_in_thread():
             _announce(console, gateway)
-            threading.Event().wait()
+            with _live_line(console, lambda: Text(gateway_line(gateway))):
+                threading.Event().wait()
     finally:
         asyncio.run(engine.close())
 
@@ -120,6 +121,14 @@ def _serve_and_learn(config: PPOConfig, console: Console) -> None:
 
         with _live_line(console, line):
             trainer.train(on_step=show)
+
+
+def gateway_line(gateway: Gateway) -> str:
+    """Where nothing is learnt: sessions that are open, and requests."""
+    return (
+        f"sessions {gateway.num_sessions}  "
+        f"requests {gateway.num_answered} ({gateway.num_running} running)"
+    )
 
 
 def status_line(service: OnlineService, report: StepReport | None) -> str:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +14,12 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from transformers import AutoTokenizer
 
+from agent_rl import ScriptedEngine, small_model
 from agent_rl.errors import ConfigError, ModelLoadError
-from agent_rl.serve import serve, serve_config
+from agent_rl.gateway.server import Gateway
+from agent_rl.serve import gateway_line, serve, serve_config
 
 COMMAND = [sys.executable, "-m", "agent_rl.cli", "serve", "--port", "0"]
 
@@ -104,6 +108,20 @@ def test_learning_from_a_conversation(tiny_model_dir: Path, tmp_path: Path) -> N
     assert (run / "checkpoints" / "step1" / "model.safetensors").exists()
     assert "online/score" in (run / "metrics.jsonl").read_text(encoding="utf-8")
     assert len((run / "turns.jsonl").read_text(encoding="utf-8").splitlines()) == 2
+
+
+def test_the_line_of_a_server_that_learns_nothing() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(small_model())
+    engine = ScriptedEngine(["four"], tokenizer=tokenizer, repeat=True)
+    with Gateway(engine, tokenizer).run_in_thread() as gateway:
+        assert gateway_line(gateway) == "sessions 0  requests 0 (0 running)"
+        headers = {"x-api-key": gateway.api_key, "x-session-id": "ann"}
+        for messages in ([], [{"role": "user", "content": "hi"}]):
+            url, body = f"{gateway.base_url}/chat/completions", {"messages": messages}
+            httpx.post(url, json=body, headers=headers)
+        while gateway.num_answered < 2:
+            time.sleep(0.001)
+        assert gateway_line(gateway) == "sessions 1  requests 2 (0 running)"
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,20 @@ class Gateway:
         return f"{self._root_url}/v1"
 
     @property
+    def num_sessions(self) -> int:
+        """Started and passive sessions that are open."""
+        return self._sessions.num_open
+
+    @property
+    def num_running(self) -> int:
+        """Requests at work."""
+        return self._counters.num_running
+
+    @property
+    def num_answered(self) -> int:
+        return sum(dict(self._counters.requests).values())
+
+    @property
     def _root_url(self) -> str:
         if self._socket is None:
             raise RuntimeError("the gateway has no address yet: await gateway.start() first")
