@@ -6,6 +6,7 @@ the built-in class a Python programmer would expect (ValueError, KeyError, ...).
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, TypeAlias
@@ -21,6 +22,10 @@ class AgentRLError(Exception):
 
 class ConfigError(AgentRLError, ValueError):
     """A config key or value is wrong; the message names the key and the nearest valid one."""
+
+
+class WrongTypeError(AgentRLError, TypeError):
+    """An argument is not of the kind that is needed; the message says what to give instead."""
 
 
 class MissingDependencyError(AgentRLError, ImportError):
@@ -170,6 +175,11 @@ class EpisodeRejectedError(EpisodeError):
 
 class EpisodeTimeoutError(EpisodeError):
     """The episode ran past ``rollout.episode_timeout_s``."""
+
+
+def shown(value: object) -> str:
+    """A value of an unexpected type in a message: ``None``, or ``the str './model'``."""
+    return "None" if value is None else f"the {type(value).__name__} {reprlib.repr(value)}"
 
 
 @contextmanager

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
-from agent_rl.errors import EngineError, EpisodeError, RequestError, boundary
+from agent_rl.client.areal_openai import ArealOpenAI
+from agent_rl.engine.local import LocalEngine
+from agent_rl.engine.scripted import ScriptedEngine
+from agent_rl.errors import EngineError, EpisodeError, RequestError, WrongTypeError, boundary
+from agent_rl.gateway.server import Gateway
 
 
 def test_foreign_errors_carry_their_owner_and_cause() -> None:
@@ -34,3 +39,20 @@ def test_system_exit_in_an_agent_is_a_failure_of_the_agent() -> None:
     """Case B195."""
     with pytest.raises(EpisodeError, match="SystemExit"), boundary("agent"):
         raise SystemExit(1)
+
+
+WRONG = [
+    (lambda t, e: ArealOpenAI(e, "./model"), r"AutoTokenizer.from_pretrained\('./model'\)"),
+    (lambda t, e: ArealOpenAI(e, Path("m")), r"the tokenizer is the PosixPath .*pretrained\('m'\)"),
+    (lambda t, e: LocalEngine(None), "a transformers model or its folder, not None"),
+    (lambda t, e: LocalEngine("./model", "./model"), "the tokenizer is the str './model'"),
+    (lambda t, e: ScriptedEngine("four"), r"a list of replies: \['four'\]"),
+    (lambda t, e: ScriptedEngine(["four"], tokenizer="./model"), "the tokenizer is the str"),
+    (lambda t, e: Gateway(e, None), "the tokenizer is None; load one"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), WRONG)
+def test_arguments_of_the_wrong_type_say_what_is_needed(call, message, tokenizer) -> None:
+    with pytest.raises(WrongTypeError, match=message):
+        call(tokenizer, ScriptedEngine(["four"], tokenizer=tokenizer))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
+from agent_rl.errors import WrongTypeError, shown
 from agent_rl.types import GenerationConfig, ModelRequest, ModelResponse, TokenDelta
 
 if TYPE_CHECKING:
@@ -37,6 +38,16 @@ class WeightUpdate:
     method: UpdateMethod = "in_process"
     path: Path | None = None
     tensors: Callable[[], Iterable[NamedTensor]] | None = None
+
+
+def require_engine(value: object, owner: str) -> None:
+    """Raises WrongTypeError naming ``owner``, the call that was given something else."""
+    if callable(getattr(value, "agenerate", None)):
+        return
+    raise WrongTypeError(
+        f"{owner}: the engine must have the methods of InferenceEngine, such as "
+        f"LocalEngine(model_path) has; {shown(value)} is none"
+    )
 
 
 class InferenceEngine(Protocol):

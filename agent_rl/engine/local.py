@@ -34,7 +34,15 @@ from agent_rl.engine.mailbox import Mailbox, call_on
 from agent_rl.engine.matcher import GrammarCompiler, Matcher, can_guide
 from agent_rl.engine.scoring import ScoredToken, ScoreJob
 from agent_rl.engine.sequence import Sequence
-from agent_rl.errors import ConfigError, ContextLengthError, EngineError, RequestError
+from agent_rl.errors import (
+    ConfigError,
+    ContextLengthError,
+    EngineError,
+    RequestError,
+    WrongTypeError,
+    shown,
+)
+from agent_rl.tokens.vocabulary import require_tokenizer
 from agent_rl.types import ModelRequest, ModelResponse
 
 if TYPE_CHECKING:
@@ -71,10 +79,16 @@ class LocalEngine:
         max_batch_size: int = 32,
         max_seq_len: int = 2048,
     ) -> None:
+        if tokenizer is not None:
+            require_tokenizer(tokenizer)
         if isinstance(model_or_path, str | Path):
             on = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
             model = load_model(model_or_path, device=on, dtype=_dtype(dtype) or torch.float32)
             tokenizer = tokenizer or load_tokenizer(model_or_path)
+        elif not isinstance(model_or_path, torch.nn.Module):
+            raise WrongTypeError(
+                f"LocalEngine needs a transformers model or its folder, not {shown(model_or_path)}"
+            )
         else:
             model = model_or_path if device is None else model_or_path.to(device)
             if _dtype(dtype) not in (None, model.dtype):

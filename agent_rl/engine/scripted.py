@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from agent_rl.engine.base import StreamItem, WeightUpdate, token_budget
 from agent_rl.engine.scoring import ScoreJob
-from agent_rl.errors import ContextLengthError, EngineError
+from agent_rl.errors import ContextLengthError, EngineError, WrongTypeError
+from agent_rl.tokens.vocabulary import require_tokenizer
 from agent_rl.types import ModelRequest, ModelResponse, TokenDelta
 
 if TYPE_CHECKING:
@@ -57,6 +58,10 @@ class ScriptedEngine:
         repeat: bool = False,
         max_seq_len: int = 1 << 20,
     ) -> None:
+        if isinstance(replies, str):
+            raise WrongTypeError(f"ScriptedEngine takes a list of replies: [{replies!r}]")
+        if tokenizer is not None:
+            require_tokenizer(tokenizer)
         self.requests: list[ModelRequest] = []
         self.max_seq_len = max_seq_len
         self._replies = list(replies)

@@ -18,7 +18,7 @@ from agent_rl.record.identity import as_messages
 from agent_rl.record.interaction import InteractionWithTokenLogpReward
 from agent_rl.record.path import TokenPath
 from agent_rl.record.plan import PromptPlan, Request, plan_prompt
-from agent_rl.record.reward import as_reward
+from agent_rl.record.reward import as_interaction_id, as_reward
 from agent_rl.types import ChatTemplateType, JsonObject
 
 if TYPE_CHECKING:
@@ -116,8 +116,10 @@ class InteractionCache(Mapping[str, InteractionWithTokenLogpReward]):
 
         Raises:
             KeyError: no such interaction.
+            TypeError: what names it is no id.
             ValueError: not one finite number.
         """
+        interaction_id = as_interaction_id(interaction_id)
         value = as_reward(reward)
         with self._lock:
             if interaction_id not in self._interactions:

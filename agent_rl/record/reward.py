@@ -1,4 +1,4 @@
-"""What counts as a reward: one finite number, from Python, numpy, torch or decimal."""
+"""What counts as a reward, one finite number from Python, numpy, torch or decimal, and whose."""
 
 from __future__ import annotations
 
@@ -30,3 +30,12 @@ def as_reward(value: Any) -> float:
     if not math.isfinite(reward):
         raise ValueError(f"a reward must be finite, got {reprlib.repr(value)}")
     return reward
+
+
+def as_interaction_id(value: object) -> str:
+    """The id itself. Raises TypeError for what is none, such as the whole completion."""
+    if isinstance(value, str):
+        return value
+    kind = type(value).__name__
+    hint = "pass its id, completion.id" if hasattr(value, "id") else "pass completion.id"
+    raise TypeError(f"an interaction is named by its id, a str, not by a {kind}; {hint}")

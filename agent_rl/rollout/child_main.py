@@ -22,7 +22,7 @@ from typing import IO, Any, Protocol
 
 from agent_rl.errors import EpisodeError, RewardError
 from agent_rl.foreign_error import close_forgotten, described, place_of
-from agent_rl.record.reward import as_reward
+from agent_rl.record.reward import as_interaction_id, as_reward
 from agent_rl.rollout.arguments import wanted_arguments
 from agent_rl.rollout.blame import owner_of
 from agent_rl.rollout.order import Order, begin_taking_orders
@@ -77,7 +77,7 @@ class ChildSession:
 
     def set_reward(self, interaction_id: str, reward: float) -> None:
         """Raises KeyError for an unknown id, ValueError for what is not a finite number."""
-        self._set(interaction_id, reward)
+        self._set(as_interaction_id(interaction_id), reward)
 
     def set_last_reward(self, reward: float) -> None:
         """Raises RuntimeError when nothing is recorded yet; ValueError as ``set_reward``."""

@@ -33,7 +33,7 @@ from agent_rl.tokens.parse import (
 )
 from agent_rl.tokens.render import ChatTemplate
 from agent_rl.tokens.tool_formats import ToolFormat
-from agent_rl.tokens.vocabulary import Tokenizer, Vocabulary
+from agent_rl.tokens.vocabulary import Tokenizer, Vocabulary, require_tokenizer
 from agent_rl.types import JsonObject, StopReason
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,9 @@ class ChatFormat:
         Raises:
             ConfigError: an unknown name.
             TokenError: the tokenizer has no chat template.
+            WrongTypeError: it is no tokenizer, but its path, say.
         """
+        require_tokenizer(tokenizer)
         # Not by getattr: a wrapper that passes attributes on is a tokenizer of its own.
         own: dict[str, Any] = getattr(tokenizer, "__dict__", {})
         formats = own.get(_ATTRIBUTE)

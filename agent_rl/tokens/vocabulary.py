@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
+
+from agent_rl.errors import WrongTypeError, shown
 
 CONTEXT = 8
 """Ids before a text that decide how its first token is decoded."""
@@ -28,6 +31,17 @@ class Tokenizer(Protocol):
     def encode(self, text: str, *, add_special_tokens: bool = ...) -> Sequence[int]: ...
 
     def decode(self, token_ids: Sequence[int], /) -> str: ...
+
+
+def require_tokenizer(value: object) -> None:
+    """Raises WrongTypeError for the path of a tokenizer, or None."""
+    if value is not None and not isinstance(value, str | Path):
+        return
+    path = repr(str(value)) if isinstance(value, str | Path) else "model_path"
+    raise WrongTypeError(
+        f"the tokenizer is {shown(value)}; load one: "
+        f"transformers.AutoTokenizer.from_pretrained({path})"
+    )
 
 
 class Vocabulary:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from fix_format import (
     Talk,
@@ -105,6 +107,11 @@ def test_rewards() -> None:
         talk.cache.set_reward("c9", 1.0)
     with pytest.raises(ValueError, match="finite"):
         talk.cache.set_reward("c1", float("nan"))
+    completion = SimpleNamespace(id="c1", choices=[])
+    with pytest.raises(TypeError, match=r"not by a SimpleNamespace; pass its id, completion"):
+        talk.cache.set_reward(completion, 1.0)
+    with pytest.raises(TypeError, match=r"not by a float; pass completion.id"):
+        talk.cache.set_reward(1.0, "c1")
     talk.cache.set_reward("c1", 0.5)
     talk.cache.set_last_reward(True)
     assert talk.cache.total_reward == 1.5

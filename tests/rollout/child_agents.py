@@ -94,10 +94,14 @@ class Rewards:
         session.set_last_reward(1.5)
         session.set_reward(first["id"], 0.25)
         try:
+            session.set_reward(first, 1.0)
+        except TypeError as error:
+            raised.append(type(error).__name__)
+        try:
             session.set_last_reward(float("nan"))
         except ValueError as error:
             raised.append(type(error).__name__)
-        assert raised == ["RuntimeError", "KeyError", "ValueError"], raised
+        assert raised == ["RuntimeError", "KeyError", "TypeError", "ValueError"], raised
 
 
 class Returns:
