@@ -111,9 +111,7 @@ def test_one_step_of_the_demo_with_a_real_server(
     """Its task, agent and settings; half the episodes, because the server has a CPU only."""
     servers = [
         f"tokenizer_path={served_folder}",
-        f"engine.backend={kind}",
-        f"engine.addresses=[{address(kind)}]",
-        f"engine.update={METHODS[kind][-1]}",
+        f"engine={{backend: {kind}, addresses: ['{address(kind)}'], update: {METHODS[kind][-1]}}}",
         "total_train_steps=1",
         "rollout.consumer_batch_size=2",
         "rollout.group_size=4",
