@@ -12,7 +12,6 @@ to the defaults. A section that is absent by default stands in comments, ready t
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 import textwrap
@@ -21,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from agent_rl.config.explain import nearest
 from agent_rl.config.ppo import PPOConfig
 from agent_rl.errors import ConfigError
 from agent_rl.types import JsonObject
@@ -151,6 +151,6 @@ def _indented(lines: Iterator[str], depth: int) -> Iterator[str]:
 
 
 def _unknown(key: str, part: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(part, names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"valid keys: {', '.join(names) or 'none'}"
+    near = nearest(part, names)
+    hint = f"did you mean {near!r}?" if near else f"valid keys: {', '.join(names) or 'none'}"
     return f"there is no config key {key!r}; {hint}"

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from agent_rl.config.explain import explained
 from agent_rl.config.ppo import PPOConfig
-from agent_rl.errors import ConfigError
-from agent_rl.types import GenerationConfig
+from agent_rl.errors import ConfigError, WrongTypeError, shown
 
 _EXPONENT = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]+")
 """2e-5 is a number to everyone but YAML 1.1, which wants 2.0e-5."""
@@ -28,7 +27,15 @@ def load_config(
 
     Raises:
         ConfigError: the file cannot be read, a key is unknown or a value out of range.
+        WrongTypeError: no path, or a string in place of a list of overrides.
     """
+    if path is not None and not isinstance(path, str | Path):
+        raise WrongTypeError(
+            f"load_config reads a path or None, not {shown(path)}; make a config of values with "
+            "PPOConfig(**values)"
+        )
+    if isinstance(overrides, str):
+        raise WrongTypeError(f"the overrides are a list of key=value, [{overrides!r}], not a str")
     tree: dict[str, Any] = base.model_dump(exclude_unset=True) if base is not None else {}
     if path is not None:
         _merge(tree, _read_yaml(Path(path)))
@@ -40,7 +47,7 @@ def load_config(
     try:
         return PPOConfig.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(_explain(error)) from None
+        raise ConfigError(explained(error, PPOConfig)) from None
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -80,37 +87,3 @@ def _set(tree: dict[str, Any], keys: list[str], value: Any) -> None:
             child = tree[key] = {}
         tree = child
     tree[keys[-1]] = value
-
-
-def _explain(error: ValidationError) -> str:
-    """One line for each fault: the key, what is wrong, the nearest valid key."""
-    lines = []
-    for fault in error.errors():
-        keys = [str(part) for part in fault["loc"] if not str(part).startswith("function-")]
-        key = ".".join(keys)
-        if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-            names = _field_names(keys[:-1])
-            near = difflib.get_close_matches(keys[-1], names, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"valid keys: {', '.join(names)}"
-            lines.append(f"unknown config key {key!r}; {hint}")
-        else:
-            message = fault["msg"].removeprefix("Value error, ")
-            lines.append(f"config key {key!r} = {fault['input']!r}: {message}")
-    return "; ".join(lines)
-
-
-def _field_names(keys: list[str]) -> list[str]:
-    """The keys that are valid inside the section that ``keys`` leads to."""
-    section: Any = PPOConfig
-    for key in keys:
-        annotation = section.model_fields[key].annotation
-        options = [annotation, *get_args(annotation)]
-        section = next(
-            option
-            for option in options
-            if isinstance(option, type)
-            and (issubclass(option, BaseModel) or option is GenerationConfig)
-        )
-    if section is GenerationConfig:
-        return list(GenerationConfig.__dataclass_fields__)
-    return list(section.model_fields)

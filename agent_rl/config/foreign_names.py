@@ -1,0 +1,103 @@
+"""How other frameworks call our keys: who moves here writes the names that they know.
+
+The longest end of a key that stands here counts: ``actor_rollout_ref.rollout.n`` ends in
+``rollout.n``. Each meaning begins with a key of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+FOREIGN_NAMES: dict[str, str] = {
+    # AReaL
+    "allocation_mode": "engine.launch for servers; trainers are processes of torchrun",
+    "async_training": "rollout.max_head_offpolicyness, 0 is synchronous",
+    "behav_imp_weight_cap": "actor.rejection_sampling.upper",
+    "cluster": "engine.launch for servers; trainers are processes of torchrun",
+    "cluster.fileroot": "fileroot",
+    "group_size": "rollout.group_size",
+    "max_tokens_per_mb": "actor.max_tokens_per_mb",
+    "mb_spec": "actor.max_tokens_per_mb",
+    "sglang": "engine.backend=sglang, its arguments in engine.launch.args",
+    "train_dataset.batch_size": "rollout.consumer_batch_size",
+    "train_dataset.path": "train_dataset, which is the path itself",
+    "valid_dataset.path": "valid_dataset, which is the path itself",
+    "vllm": "engine.backend=vllm, its arguments in engine.launch.args",
+    # verl
+    "actor.strategy": "parallel",
+    "adv_estimator": "actor.adv_norm for group baselines, critic for GAE",
+    "algorithm.kl_ctrl.kl_coef": "actor.kl_ctl",
+    "clip_ratio": "actor.eps_clip",
+    "clip_ratio_c": "actor.c_clip",
+    "clip_ratio_high": "actor.eps_clip_higher",
+    "data.max_prompt_length": "engine.max_seq_len, of prompt and answers together",
+    "data.max_response_length": "gconfig.max_new_tokens",
+    "data.train_batch_size": "rollout.consumer_batch_size",
+    "data.train_files": "train_dataset",
+    "data.val_files": "valid_dataset",
+    "entropy_coeff": "actor.entropy_coef",
+    "gae.lam": "actor.gae_lambda",
+    "grad_clip": "actor.optimizer.gradient_clipping",
+    "lam": "actor.gae_lambda",
+    "loss_agg_mode": "actor.loss_aggregation",
+    "model.path": "actor.path",
+    "optim.lr": "actor.optimizer.lr",
+    "ppo_epochs": "actor.ppo_n_minibatches",
+    "ppo_max_token_len_per_gpu": "actor.max_tokens_per_mb",
+    "ppo_mini_batch_size": "actor.ppo_n_minibatches, a count of minibatches",
+    "rollout.n": "rollout.group_size",
+    "rollout.name": "engine.backend",
+    "rollout.response_length": "gconfig.max_new_tokens",
+    "total_epochs": "total_train_epochs",
+    "total_training_steps": "total_train_steps",
+    "trainer.logger": "stats_logger",
+    "trainer.project_name": "experiment_name",
+    "trainer.save_freq": "saver.freq_steps",
+    "trainer.test_freq": "evaluator.freq_steps",
+    # TRL
+    "beta": "actor.kl_loss_coef",
+    "cliprange": "actor.eps_clip",
+    "delta": "actor.c_clip",
+    "epsilon": "actor.eps_clip",
+    "epsilon_high": "actor.eps_clip_higher",
+    "eval_steps": "evaluator.freq_steps",
+    "generation_batch_size": "rollout.consumer_batch_size",
+    "gradient_accumulation_steps": "actor.max_tokens_per_mb",
+    "init_kl_coef": "actor.kl_ctl",
+    "kl_coef": "actor.kl_ctl",
+    "learning_rate": "actor.optimizer.lr",
+    "lr_scheduler_type": "actor.optimizer.lr_scheduler_type",
+    "max_completion_length": "gconfig.max_new_tokens",
+    "max_grad_norm": "actor.optimizer.gradient_clipping",
+    "max_prompt_length": "engine.max_seq_len, of prompt and answers together",
+    "max_steps": "total_train_steps",
+    "model_name_or_path": "actor.path",
+    "num_generations": "rollout.group_size",
+    "num_iterations": "actor.ppo_n_minibatches",
+    "num_train_epochs": "total_train_epochs",
+    "output_dir": "fileroot",
+    "per_device_train_batch_size": "rollout.consumer_batch_size",
+    "report_to": "stats_logger",
+    "response_length": "gconfig.max_new_tokens",
+    "run_name": "trial_name",
+    "save_steps": "saver.freq_steps",
+    "scale_rewards": "actor.adv_norm.std_level",
+    "use_vllm": "engine.backend",
+    "vf_coef": "critic.loss_coef",
+    "warmup_ratio": "actor.optimizer.warmup_steps_proportion",
+    # What people try first
+    "batch_size": "rollout.consumer_batch_size",
+    "epochs": "total_train_epochs",
+    "model": "actor.path",
+    "n_samples": "rollout.group_size",
+    "num_epochs": "total_train_epochs",
+    "num_steps": "total_train_steps",
+    "project": "experiment_name",
+    "steps": "total_train_steps",
+}
+
+
+def our_name(parts: Sequence[str]) -> str | None:
+    """What a key, given as its parts, is called here: ``["actor", "n_samples"]``."""
+    ends = (".".join(parts[start:]) for start in range(len(parts)))
+    return next((FOREIGN_NAMES[end] for end in ends if end in FOREIGN_NAMES), None)
