@@ -34,7 +34,7 @@ from agent_rl.types import JsonObject
 # Grammars of any kind.
 SGLANG_ARGS = ("--grammar-backend", "llguidance")
 # Places of the context that a prompt may not fill.
-_RESERVED = 5
+_RESERVED = 6
 
 
 class SGLang:

@@ -42,7 +42,7 @@ async def generate(model: ServedModel, request: Request, body: dict[str, Any]) -
     if body.get("image_data"):
         ids = with_images(ids, body["image_data"], request.app.state.reads_images)
     limit = model.engine.max_seq_len
-    if len(ids) > limit - 6 or len(ids) + budget > limit:
+    if len(ids) > limit - 7 or len(ids) + budget > limit:
         raise RequestError(f"{len(ids)} + {budget} tokens are longer than the context")
     adapter = body.get("lora_path")
     if adapter is not None and adapter not in model.adapters:
