@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from agent_rl.config.section import LimitS, Section
+
+
+def _line_or_off(value: object) -> object:
+    """YAML reads ``off`` as false, and ``on`` as true."""
+    return {True: "line", False: "off"}[value] if isinstance(value, bool) else value
+
+
+ConsoleStyle: TypeAlias = Literal["line", "table", "off"]
 
 
 class TensorBoardConfig(Section):
@@ -68,7 +76,11 @@ class TrackioConfig(Section):
 class StatsLoggerConfig(Section):
     """stats_logger: where metrics go. A sink that fails is reported once and stops nothing."""
 
-    console: bool = Field(True, description="print a table after each step")
+    console: Annotated[ConsoleStyle, BeforeValidator(_line_or_off)] = Field(
+        "line",
+        description="what a run prints. line: what it does, and a line after each step; table: all "
+        "metrics too; off: nothing",
+    )
     jsonl: bool = Field(True, description="append every step to metrics.jsonl")
     tensorboard: TensorBoardConfig = TensorBoardConfig()
     wandb: WandbConfig = WandbConfig()

@@ -66,6 +66,10 @@ class Counts:
     restored: int = 0
     dropped_stale: int = 0
 
+    @property
+    def ended(self) -> int:
+        return self.accepted + self.rejected + self.failed
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Lane:

@@ -1,4 +1,7 @@
-"""The words and the table after each step: four key/value pairs a row, filled column by column."""
+"""What is printed after each step: one line, or words and a table of everything.
+
+The table has four key/value pairs a row, filled column by column.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,33 @@ _NO_LIMIT = 10_000
 """Width of what is not a terminal: a log file wraps nothing."""
 
 
-class ConsoleSink:
+def plain_console() -> Console:
+    """Standard output, where text is printed as it is; only a terminal breaks lines."""
+    is_terminal = Console().is_terminal
+    return Console(
+        width=None if is_terminal else _NO_LIMIT, markup=False, emoji=False, highlight=False
+    )
+
+
+class LineSink:
     name = "console"
 
     def open(self, next_step: int) -> None:
-        is_terminal = Console().is_terminal
-        self._box = box.SQUARE if is_terminal else box.ASCII2
-        self._console = Console(
-            width=None if is_terminal else _NO_LIMIT, markup=False, emoji=False, highlight=False
-        )
+        self._console = plain_console()
+
+    def log(self, commit: Commit) -> None:
+        self._console.print(commit.line or commit.header, soft_wrap=True)
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+
+class TableSink:
+    name = "console"
+
+    def open(self, next_step: int) -> None:
+        self._console = plain_console()
+        self._box = box.SQUARE if self._console.is_terminal else box.ASCII2
 
     def log(self, commit: Commit) -> None:
         for line in filter(None, (commit.header, commit.summary)):

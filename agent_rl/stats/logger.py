@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from agent_rl.config import PPOConfig
 from agent_rl.stats.accumulators import as_number
-from agent_rl.stats.console import ConsoleSink
+from agent_rl.stats.console import LineSink, TableSink
 from agent_rl.stats.jsonl import JsonlSink
 from agent_rl.stats.ranks import own_rank
 from agent_rl.stats.redact import redact_sensitive_config
@@ -78,12 +78,14 @@ class StatsLogger:
         global_step: int,
         data: Metrics | Sequence[Metrics],
         *,
+        line: str = "",
         summary: str = "",
     ) -> None:
         """Log one dict at one step, or a list of dicts at consecutive steps.
 
-        Counters begin at 0; ``step`` is within the epoch. ``summary`` says the same in words, for
-        the console. Ranks other than 0 do nothing.
+        Counters begin at 0; ``step`` is within the epoch. For the console, ``line`` is the step in
+        one line ("": the counters) and ``summary`` the metrics in words, above their table. Ranks
+        other than 0 do nothing.
         """
         if own_rank() != 0:
             return
@@ -105,6 +107,7 @@ class StatsLogger:
                 global_step=global_step,
                 header=header,
                 metrics=self._clean(item),
+                line=line,
                 summary=summary,
             )
             for sink in self._sinks:
@@ -163,8 +166,8 @@ def default_log_dir(config: PPOConfig) -> Path:
 
 def _make_sinks(config: PPOConfig, log_dir: Path) -> Iterator[GuardedSink | BackgroundSink]:
     section = config.stats_logger
-    if section.console:
-        yield GuardedSink(ConsoleSink())
+    if section.console != "off":
+        yield GuardedSink(LineSink() if section.console == "line" else TableSink())
     if section.jsonl:
         yield GuardedSink(JsonlSink(log_dir / "metrics.jsonl"))
     services = (section.wandb, section.swanlab, section.trackio)

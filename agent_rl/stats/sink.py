@@ -29,6 +29,8 @@ class Commit:
     global_step: int
     header: str
     metrics: Mapping[str, float]
+    line: str = ""
+    """The step in one line, for people."""
     summary: str = ""
     """The metrics in a few words, for people."""
 

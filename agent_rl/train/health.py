@@ -1,14 +1,15 @@
 """Whether a step taught anything, in plain words: from its metrics, for people.
 
-``describe`` is the line under each step in the console; ``find_faults`` says why nothing, or
-nothing sound, can be learnt, and what to do about it. Both read the keys that ``metrics.py`` and
-``rollout/`` write and know nothing else.
+``one_line`` is the step in the console, ``describe`` the words above the table of all metrics;
+``find_faults`` says why nothing, or nothing sound, can be learnt, and what to do about it, and
+``FaultWatch`` when to say so. They read the keys that ``metrics.py`` and ``rollout/`` write.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 Stats = Mapping[str, float]
 
@@ -18,6 +19,33 @@ _TRUNCATED_LIMIT = 0.5
 _CLIPPED_LIMIT = 0.5
 _PHASES = ("rollout", "train_step", "update_weights", "eval", "save", "recover")
 _UPDATE = "ppo_actor/update"
+_STREAK = 3
+"""Steps in a row that make a fault of what a small batch may show by chance."""
+ZERO_ADVANTAGES = "zero advantages"
+
+
+def one_line(stats: Stats, *, version: int) -> str:
+    """``reward 0.5, held out 0.62; 1 of 8 groups teach nothing; 40.0 s, 30 tokens/s; version 3``
+
+    ``version`` is that of the weights after the step. What was not measured is left out.
+    """
+    seconds = _seconds(stats)
+    tokens = stats.get("ppo_actor/n_valid_tokens")
+    parts = [
+        ", ".join(filter(None, _rewards(stats))),
+        _idle_groups(stats),
+        ", ".join(
+            filter(
+                None,
+                (
+                    f"{seconds:.1f} s" if seconds else "",
+                    f"{tokens / seconds:,.0f} tokens/s" if seconds and tokens else "",
+                ),
+            )
+        ),
+        f"version {version}",
+    ]
+    return "; ".join(part for part in parts if part)
 
 
 def describe(stats: Stats) -> str:
@@ -38,39 +66,78 @@ def describe(stats: Stats) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def find_faults(stats: Stats) -> list[str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """``kind`` stays the same from step to step; ``streak`` steps in a row make it worth saying."""
+
+    kind: str
+    text: str
+    streak: int = 1
+
+
+class FaultWatch:
+    """Says each fault once: when it has lasted, and again only after a step without it.
+
+    ``known`` are kinds that the user was told of before the first step.
+    """
+
+    def __init__(self, known: Collection[str] = ()) -> None:
+        self._known = known
+        self._lasted: dict[str, int] = {}
+
+    def look(self, stats: Stats) -> list[str]:
+        """What to say after this step."""
+        faults = [fault for fault in find_faults(stats) if fault.kind not in self._known]
+        self._lasted = {fault.kind: self._lasted.get(fault.kind, 0) + 1 for fault in faults}
+        return [fault.text for fault in faults if self._lasted[fault.kind] == fault.streak]
+
+
+def find_faults(stats: Stats) -> list[Fault]:
     """Reasons why this step taught nothing or little; empty where all is well."""
     if stats.get("ppo_actor/n_valid_tokens") == 0:
-        return [
+        text = (
             "no token of this batch is trained: every loss_mask is 0, no reward is known, or "
             "actor.truncated_rows=mask left all rows out"
-        ]
+        )
+        return [Fault(kind="no tokens", text=text)]
     faults = []
+
+    def add(kind: str, text: str, *, streak: int = 1) -> None:
+        faults.append(Fault(kind=kind, text=text, streak=streak))
+
     if stats.get(f"{_UPDATE}/advantage_max", 1.0) == 0.0:
-        faults.append(
-            "all advantages of this batch are 0, so nothing is learnt: the rewards within each "
-            "group are equal; take harder or easier data, or raise rollout.group_size"
+        add(
+            ZERO_ADVANTAGES,
+            f"all advantages of the last {_STREAK} batches are 0, so nothing is learnt: the "
+            "rewards within each group are equal; take harder or easier data, or raise "
+            "rollout.group_size",
+            streak=_STREAK,
         )
     if stats.get(f"{_UPDATE}/update_successful", 1.0) < 1.0:
-        faults.append(
+        add(
+            "not finite",
             "a gradient was not finite and its step was skipped; if it happens again, lower "
-            "actor.optimizer.lr or actor.reward_clip, or use actor.dtype=float32"
+            "actor.optimizer.lr or actor.reward_clip, or use actor.dtype=float32",
         )
     error = stats.get(f"{_UPDATE}/behave_logp_error/avg", 0.0)
     if error > _MISMATCH_LIMIT:
-        faults.append(
+        add(
+            "mismatch",
             f"log-probs of trainer and engine differ by {error:.2f} nats on average: check that "
-            "both have the same weights and temperature, or lower rollout.max_head_offpolicyness"
+            "both have the same weights and temperature, or lower rollout.max_head_offpolicyness",
         )
     if stats.get(f"{_UPDATE}/clip_ratio/avg", 0.0) > _CLIPPED_LIMIT:
-        faults.append(
+        add(
+            "clipped",
             "more than half of the tokens are clipped and teach nothing: lower "
-            "actor.optimizer.lr or actor.ppo_n_minibatches, or raise actor.eps_clip"
+            "actor.optimizer.lr or actor.ppo_n_minibatches, or raise actor.eps_clip",
         )
     if stats.get("ppo_actor/no_eos_ratios/avg", 0.0) > _TRUNCATED_LIMIT:
-        faults.append(
-            "more than half of the rows do not end with an end token: raise "
-            "gconfig.max_new_tokens, or see actor.truncated_rows"
+        add(
+            "truncated",
+            f"in the last {_STREAK} batches more than half of the rows do not end with an end "
+            "token: raise gconfig.max_new_tokens, or see actor.truncated_rows",
+            streak=_STREAK,
         )
     return faults
 
@@ -80,25 +147,28 @@ def _say(stats: Stats, text: str, *keys: str) -> str:
     return text.format(*values) if len(values) == len(keys) else ""
 
 
+def _rewards(stats: Stats) -> list[str]:
+    return [
+        _say(stats, "reward {:.3g}", "ppo_actor/task_reward/avg"),
+        _say(stats, "held out {:.3g}", "eval-rollout/reward"),
+    ]
+
+
 def _reward(stats: Stats) -> str:
-    return ", ".join(
-        filter(
-            None,
-            (
-                _say(stats, "reward {:.3g}", "ppo_actor/task_reward/avg"),
-                _say(stats, "held out {:.3g}", "eval-rollout/reward"),
-                _say(stats, "std in a group {:.2g}", "ppo_actor/group_reward_std/avg"),
-            ),
-        )
-    )
+    spread = _say(stats, "std in a group {:.2g}", "ppo_actor/group_reward_std/avg")
+    return ", ".join(filter(None, (*_rewards(stats), spread)))
 
 
 def _groups(stats: Stats) -> str:
-    if not {"ppo_actor/n_groups", "ppo_actor/zero_advantage_groups/avg"} <= stats.keys():
+    if "ppo_actor/zero_advantage_groups/avg" not in stats or "ppo_actor/n_groups" not in stats:
         return ""
-    total = round(stats["ppo_actor/n_groups"])
-    idle = round(stats["ppo_actor/zero_advantage_groups/avg"] * total)
-    return f"{idle} of {total} groups teach nothing" if idle else f"all {total} groups teach"
+    return _idle_groups(stats) or f"all {stats['ppo_actor/n_groups']:.0f} groups teach"
+
+
+def _idle_groups(stats: Stats) -> str:
+    total = round(stats.get("ppo_actor/n_groups", 0.0))
+    idle = round(stats.get("ppo_actor/zero_advantage_groups/avg", 0.0) * total)
+    return f"{idle} of {total} groups teach nothing" if idle else ""
 
 
 def _mismatch(stats: Stats) -> str:
@@ -133,12 +203,16 @@ def _tokens(stats: Stats) -> str:
 
 
 def _time(stats: Stats) -> str:
-    spent = {name: stats.get(f"timeperf/{name}", 0.0) for name in _PHASES}
-    total = math.fsum(spent.values())
+    total = _seconds(stats)
     if total <= 0.0:
         return ""
+    spent = {name: stats.get(f"timeperf/{name}", 0.0) for name in _PHASES}
     shares = [f"{name} {spent[name] / total:.0%}" for name in _largest(spent)]
     return f"{total:.1f} s: " + ", ".join(shares)
+
+
+def _seconds(stats: Stats) -> float:
+    return math.fsum(stats.get(f"timeperf/{name}", 0.0) for name in _PHASES)
 
 
 def _largest(spent: Mapping[str, float]) -> Sequence[str]:

@@ -39,15 +39,19 @@ class Recovery:
     Args:
         folder: ``{run_dir}/recover``; it is created by the first ``save``.
         seed: of the run; a state of another seed is refused.
+        model: that the run started from; likewise.
         parts: what has a state of its own, by its name in ``run.json``.
 
     ``num_steps`` whole steps are in the state that ``note`` or ``load`` saw last.
     """
 
-    def __init__(self, folder: Path, *, seed: int, parts: Mapping[str, Stateful]) -> None:
+    def __init__(
+        self, folder: Path, *, seed: int, model: str, parts: Mapping[str, Stateful]
+    ) -> None:
         self.folder = folder
         self.num_steps = 0
         self._seed = seed
+        self._model = model
         self._parts = parts
         self._noted = ""
 
@@ -61,6 +65,7 @@ class Recovery:
             "format": _FORMAT,
             "num_steps": num_steps,
             "seed": self._seed,
+            "model": self._model,
             "random_states": random_states(),
             "parts": {name: part.state_dict() for name, part in self._parts.items()},
         }
@@ -131,6 +136,8 @@ class Recovery:
             raise CheckpointError(f"its format is {noted['format']!r}, not {_FORMAT}")
         if noted["seed"] != self._seed:
             raise CheckpointError(f"it was written with seed={noted['seed']}, not {self._seed}")
+        if noted["model"] != self._model:
+            raise CheckpointError(f"it began with the model {noted['model']}, not {self._model}")
         if type(noted["num_steps"]) is not int or noted["num_steps"] < 0:
             raise CheckpointError(f"num_steps is {noted['num_steps']!r}")
 

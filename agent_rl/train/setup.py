@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import yaml
 
 from agent_rl.config import AgentConfig, PPOConfig, RefConfig
 from agent_rl.engine.base import InferenceEngine
@@ -19,15 +18,15 @@ from agent_rl.engine.connect import connect_engine
 from agent_rl.engine.loading import load_model
 from agent_rl.engine.local import LocalEngine
 from agent_rl.engine.weights import WeightPublisher
-from agent_rl.errors import CheckpointError, ConfigError
+from agent_rl.errors import ConfigError
 from agent_rl.online.service import OnlineService
 from agent_rl.record.dump import TrajectoryDump
 from agent_rl.rollout.executor import RolloutEngine
-from agent_rl.stats.redact import redact_sensitive_config
 from agent_rl.tokens.certify import certify
 from agent_rl.train.actor import Actor
 from agent_rl.train.critic import Critic
 from agent_rl.train.dataset import Dataset, load_rows
+from agent_rl.train.health import ZERO_ADVANTAGES, FaultWatch
 from agent_rl.train.lora import add_adapters
 from agent_rl.train.reference import Reference
 from agent_rl.train.replica import Replica
@@ -96,6 +95,20 @@ def min_usable_group_size(config: PPOConfig) -> int:
     return explicit
 
 
+def watch_faults(config: PPOConfig, *, is_online: bool) -> FaultWatch:
+    """Says at once where no reward can teach: an episode without company is its own mean."""
+    norm = config.actor.reward_norm
+    has_baseline = norm is not None and norm.mean_level in ("group", "length")
+    if is_online or config.rollout.group_size > 1 or not has_baseline:
+        return FaultWatch()
+    logger.warning(
+        "rollout.group_size=1: GRPO compares the episodes of a datum with one another, so one "
+        "alone teaches nothing; set rollout.group_size=8, say, or "
+        "actor.reward_norm.mean_level=batch"
+    )
+    return FaultWatch(known=[ZERO_ADVANTAGES])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workflows:
     """What ``PPOTrainer.train`` was asked to run, as arguments of ``RolloutEngine``."""
@@ -117,17 +130,11 @@ def join_team(config: PPOConfig) -> Team:
     return team
 
 
-def engine_and_model(
-    config: PPOConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    engine: InferenceEngine | None,
-    team: Team,
-) -> tuple[InferenceEngine | None, Any]:
-    """The engine and the model to train, which is the engine's own where one process does both.
+def model_to_train(config: PPOConfig, engine: InferenceEngine | None, team: Team) -> Any:
+    """That of a LocalEngine of the user's where one process does both, else from the folder.
 
-    Servers start from the folder of the model to train, or have been started so by the user. In a
-    team the model is going to be sharded, so the embedded engine has weights of its own; only
-    the first process has an engine.
+    Raises:
+        ConfigError: adapters, which such an engine does not sample with.
     """
     lora = config.actor.lora
     if isinstance(engine, LocalEngine) and team.size == 1:
@@ -135,23 +142,28 @@ def engine_and_model(
             raise ConfigError(
                 "actor.lora: a LocalEngine of yours samples without the adapters; give no engine"
             )
-        return engine, engine.model
+        return engine.model
     model = _load(model_path(config), config, config.actor.dtype)
     if lora is not None:
         add_adapters(model, lora)
-    if not team.is_first:
-        return None, model
-    if engine is not None:
-        return engine, model
+    return model
+
+
+def open_engine(
+    config: PPOConfig, model: Any, tokenizer: PreTrainedTokenizerBase, team: Team
+) -> InferenceEngine:
+    """What ``config.engine`` says: servers, or the embedded engine on the actor's parameters.
+
+    Servers start from the folder of the model to train, or have been started so by the user. In a
+    team the model is going to be sharded, so the embedded engine has weights of its own.
+    """
     if config.engine.backend != "local":
-        log_dir = run_dir(config) / "servers"
-        return connect_engine(config.engine, model_path(config), log_dir), model
+        return connect_engine(config.engine, model_path(config), run_dir(config) / "servers")
     own = model if team.size == 1 else _load(model_path(config), config, config.actor.dtype)
     limits = config.engine
-    engine = LocalEngine(
+    return LocalEngine(
         own, tokenizer, max_batch_size=limits.max_batch_size, max_seq_len=limits.max_seq_len
     )
-    return engine, model
 
 
 def make_actor(config: PPOConfig, model: Any, *, total_steps: int, team: Team) -> Actor:
@@ -222,16 +234,6 @@ def online_service(
         run_dir=folder,
         top_k=config.actor.distillation.topk,
     )
-
-
-def write_config(config: PPOConfig, folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tree = redact_sensitive_config(config.model_dump(mode="json"))
-        text = yaml.safe_dump(tree, sort_keys=False)
-        (folder / "config.yaml").write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise CheckpointError(f"cannot write the run's folder {folder}: {error}") from error
 
 
 def weight_publisher(config: PPOConfig, replica: Replica) -> WeightPublisher:

@@ -31,10 +31,11 @@ from agent_rl.train.batch import Batch
 from agent_rl.train.dataset import Dataset
 from agent_rl.train.frequency import Frequency
 from agent_rl.train.interrupt import Interrupts
-from agent_rl.train.progress import RunProgress
+from agent_rl.train.progress import Count, RunProgress
 from agent_rl.train.random_states import seed_everything
 from agent_rl.train.recover import Recovery, Stateful
 from agent_rl.train.replica import Replica
+from agent_rl.train.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from agent_rl.types import TensorDict
 
 logger = logging.getLogger(__name__)
+_MORE_STEPS = "raise total_train_steps to train on, or choose another trial_name"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,8 @@ class PPOTrainer:
         source: OnlineService | None = None,
     ) -> None:
         self.config = config
-        self.run_dir = setup.run_dir(config)
+        self._folder = RunFolder(config)
+        self.run_dir = self._folder.path
         usable = setup.min_usable_group_size(config)
         is_online = source is not None or config.rollout.agent.mode == "online"
         rows = setup.training_rows(config, train_dataset, is_online=is_online)
@@ -95,14 +98,20 @@ class PPOTrainer:
         self._loader = DataLoader(rows, config.rollout.consumer_batch_size, seed=config.seed)
         self.total_steps = config.total_train_steps or config.total_train_epochs * len(self._loader)
         self._team = setup.join_team(config)
-        if self._team.is_first:
-            setup.write_config(config, self.run_dir)
+        is_quiet = config.stats_logger.console == "off" or not self._team.is_first
+        self._progress = RunProgress(is_quiet=is_quiet, is_timed=not is_online)
         seed_everything(config.seed)
-        self.tokenizer = tokenizer or load_tokenizer(
-            config.tokenizer_path or setup.model_path(config)
-        )
+        path = setup.model_path(config)
+        self._progress.say(f"loading {path}")
+        self.tokenizer = tokenizer or load_tokenizer(config.tokenizer_path or path)
+        model = setup.model_to_train(config, engine, self._team)
         self._owns_engine = engine is None
-        engine, model = setup.engine_and_model(config, self.tokenizer, engine, self._team)
+        if not self._team.is_first:
+            engine = None
+        else:
+            self._folder.claim()
+            self._progress.say(f"run folder {self.run_dir}/")
+            engine = engine or setup.open_engine(config, model, self.tokenizer, self._team)
         self.actor = setup.make_actor(config, model, total_steps=self.total_steps, team=self._team)
         self._replica = Replica(
             self.actor, self._team, self.tokenizer, engine_model=getattr(engine, "model", None)
@@ -120,7 +129,7 @@ class PPOTrainer:
         self._saver_due = Frequency(config.saver)
         self._evaluator_due = Frequency(config.evaluator)
         self._recover_due = Frequency(config.recover)
-        self._faults: list[str] = []
+        self._faults = setup.watch_faults(config, is_online=is_online)
         self._recovery = self._make_recovery()
         self._owns_source = False
         try:
@@ -128,9 +137,8 @@ class PPOTrainer:
         except AgentRLError:
             self.close()
             raise
-        self._progress = RunProgress(
-            self.total_steps, num_done=self._num_steps, is_shown=not is_online
-        )
+        self._progress.begin(self.total_steps, num_done=self._num_steps)
+        self._num_taken = 0  # training groups, by this process
         self.source = source
         self._owns_source = is_online and source is None
         if self._owns_source:
@@ -155,6 +163,7 @@ class PPOTrainer:
         finally:
             self._replica.dismiss()
             self._logger.close()
+            self._folder.release()
 
     def train(
         self,
@@ -189,7 +198,8 @@ class PPOTrainer:
             train={**training, "should_accept_fn": should_accept_fn},
             eval=training if eval_workflow is None else evaluation,
         )
-        with Interrupts(is_patient=self._team.size > 1) as interrupts, self._progress:
+        is_patient = self._team.size > 1
+        with Interrupts(is_patient=is_patient) as interrupts, self._progress.running():
             try:
                 self._run(workflows, interrupts, on_step)
             except KeyboardInterrupt:
@@ -206,7 +216,7 @@ class PPOTrainer:
     ) -> None:
         before: dict[str, float] = {}
         if self._num_steps == self.total_steps:
-            logger.warning("all %d steps are done; there is nothing to train", self.total_steps)
+            logger.warning("all %d steps are done already: %s", self.total_steps, _MORE_STEPS)
         elif self._num_steps > 0 and self._recovery is not None:
             self._recovery.restore_randomness()
         elif self.config.evaluator.eval_before_train:
@@ -220,12 +230,14 @@ class PPOTrainer:
             with interrupts.deferred():
                 self._keep_step()
             self._progress.advance()
+        self._progress.say(self._folder.farewell(self._num_steps))
 
     def _train_step(
         self, step: int, workflows: setup.Workflows, interrupts: Interrupts
     ) -> dict[str, float]:
-        with self._phase("rollout"):
+        with self._phase("rollout", self._groups_of_batch()):
             trajectories = self._collect(workflows)
+        self._num_taken += len(trajectories)
         batch = Batch.from_trajectories(trajectories)
         # Servers go on sampling from the old weights until they get the new ones.
         is_local = isinstance(self.engine, LocalEngine)
@@ -301,7 +313,12 @@ class PPOTrainer:
             "evaluator": self._evaluator_due,
             "recover": self._recover_due,
         }
-        return Recovery(self.run_dir / "recover", seed=self.config.seed, parts=parts)
+        return Recovery(
+            self.run_dir / "recover",
+            seed=self.config.seed,
+            model=setup.model_path(self.config),
+            parts=parts,
+        )
 
     def _resume(self) -> int:
         """Continue from the state of an earlier process, if there is one; the steps it has done."""
@@ -344,14 +361,27 @@ class PPOTrainer:
     def _run_evaluation(self, workflow: dict[str, Any]) -> None:
         if not self.valid_rows:
             raise ConfigError("there is no valid_dataset: give PPOTrainer one or set the key")
-        with self._phase("eval"):
+        before = self.rollout.counts(is_eval=True).ended
+        count = Count(
+            done=lambda: self.rollout.counts(is_eval=True).ended - before,
+            total=len(self.valid_rows),
+        )
+        with self._phase("eval", count):
             self.rollout.rollout_batch(self.valid_rows, **workflow, is_eval=True)
 
+    def _groups_of_batch(self) -> Count | None:
+        """What is accepted and not trained on yet; a source counts its own."""
+        if self.source is not None:
+            return None
+        return Count(
+            done=lambda: self.rollout.counts().accepted - self._num_taken,
+            total=self.config.rollout.consumer_batch_size,
+        )
+
     @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        """Timed as ``timeperf/{name}`` and shown in the progress bar."""
-        self._progress.show(name)
-        with stats_tracker.record_timing(name):
+    def _phase(self, name: str, count: Count | None = None) -> Iterator[None]:
+        """Timed as ``timeperf/{name}``, and shown to the user."""
+        with self._progress.phase(name, count), stats_tracker.record_timing(name):
             yield
 
     def _publish(self, version: int) -> None:
@@ -365,9 +395,8 @@ class PPOTrainer:
 
     def _commit(self, step: int, stats: Mapping[str, float]) -> None:
         epoch, epoch_step = divmod(step, len(self._loader))
-        self._logger.commit(epoch, epoch_step, step, stats, summary=health.describe(stats))
-        faults = health.find_faults(stats)
-        for fault in faults:
-            if fault not in self._faults:  # what is still so is not said again
-                logger.warning("step %d: %s", step + 1, fault)
-        self._faults = faults
+        line = self._progress.step_line(health.one_line(stats, version=step + 1))
+        words = health.describe(stats)
+        self._logger.commit(epoch, epoch_step, step, stats, line=line, summary=words)
+        for fault in self._faults.look(stats):
+            logger.warning("step %d: %s", step + 1, fault)

@@ -1,10 +1,10 @@
-"""The table: four pairs a row, by columns, four decimals."""
+"""A line, or a table: four pairs a row, by columns, four decimals."""
 
 from __future__ import annotations
 
 import pytest
 
-from agent_rl.stats.console import ConsoleSink, table_rows
+from agent_rl.stats.console import LineSink, TableSink, table_rows
 from agent_rl.stats.sink import Commit
 
 
@@ -22,7 +22,7 @@ def test_pairs_are_filled_column_by_column() -> None:
 
 def test_plain_output_keeps_long_keys_and_brackets(capsys: pytest.CaptureFixture[str]) -> None:
     key = "ppo_actor/update/[bold]/" + "x" * 120
-    sink = ConsoleSink()
+    sink = TableSink()
     sink.open(0)
     header = "Epoch 1/2 Step 1/3 Train step 1/6"
     sink.log(
@@ -44,7 +44,7 @@ def test_plain_output_keeps_long_keys_and_brackets(capsys: pytest.CaptureFixture
 
 
 def test_words_stand_between_header_and_table(capsys: pytest.CaptureFixture[str]) -> None:
-    sink = ConsoleSink()
+    sink = TableSink()
     sink.open(0)
     sink.log(
         Commit(
@@ -59,3 +59,13 @@ def test_words_stand_between_header_and_table(capsys: pytest.CaptureFixture[str]
     )
     sink.close()
     assert capsys.readouterr().out.splitlines()[:2] == ["Step 1", "reward 0.5; entropy 1.2"]
+
+
+def test_a_step_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    counters = {"step": 0, "epoch": 0, "epoch_step": 0, "global_step": 0}
+    sink = LineSink()
+    sink.open(0)
+    for line in ("step 1/2: reward 0.5 [x]" + "-" * 200, ""):
+        sink.log(Commit(**counters, header="Step 1", metrics={"a": 1.0}, line=line, summary="s"))
+    sink.close()
+    assert capsys.readouterr().out == "step 1/2: reward 0.5 [x]" + "-" * 200 + "\nStep 1\n"

@@ -113,7 +113,8 @@ def test_values_are_cleaned(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
 
 
 def test_header_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with StatsLogger(load_config(), SPEC, log_dir=tmp_path) as stats_logger:
+    config = load_config(None, ["stats_logger.console=table"])
+    with StatsLogger(config, SPEC, log_dir=tmp_path) as stats_logger:
         stats_logger.commit(1, 0, 3, {"x": 0.5, "y__count": 2})
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "Epoch 2/2 Step 1/3 Train step 4/6"

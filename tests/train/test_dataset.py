@@ -72,7 +72,7 @@ def test_a_source_without_length_has_to_end(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_is_no_dataset_is_told_the_kinds_that_are() -> None:
-    with pytest.raises(DatasetError, match=r"mapping with the keys 'train'; give .* \(one split of it\)"):
+    with pytest.raises(DatasetError, match=r"mapping with the keys 'train'; give .* split of it"):
         load_rows({"train": [{"q": 1}]})
     with pytest.raises(DatasetError, match=r"of type int is no dataset; give a list .* map-style"):
         load_rows(3)  # type: ignore[arg-type]

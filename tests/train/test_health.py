@@ -33,6 +33,14 @@ STATS = {
 
 
 def test_the_line_of_a_step() -> None:
+    """40 s are 30 of rollout and 10 of training; 1200 tokens in 40 s are 30 a second."""
+    assert health.one_line(STATS, version=3) == (
+        "reward 0.5, held out 0.625; 1 of 8 groups teach nothing; 40.0 s, 30 tokens/s; version 3"
+    )
+    assert health.one_line({}, version=1) == "version 1"
+
+
+def test_the_words_above_the_table() -> None:
     assert health.describe(STATS) == (
         "reward 0.5, held out 0.625, std in a group 0.25; 1 of 8 groups teach nothing; "
         "entropy 1.25; 2.1% of ratios clipped; "
@@ -62,4 +70,29 @@ def test_what_was_not_measured_is_left_out() -> None:
 def test_faults_say_what_to_do(key: str, value: float, said: str) -> None:
     assert health.find_faults(STATS) == []
     (fault,) = health.find_faults({**STATS, key: value})
-    assert said in fault
+    assert said in fault.text
+
+
+def test_what_chance_may_do_is_said_once_it_lasts() -> None:
+    """Three batches in a row; then not again until a batch was without it."""
+    bad = {**STATS, "ppo_actor/no_eos_ratios/avg": 0.75}
+    watch = health.FaultWatch()
+    said = [len(watch.look(stats)) for stats in (bad, bad, STATS, bad, bad, bad, bad)]
+    assert said == [0, 0, 0, 0, 0, 1, 0]
+
+
+def test_a_fault_whose_figure_changes_is_the_same_fault() -> None:
+    key = "ppo_actor/update/behave_logp_error/avg"
+    watch = health.FaultWatch()
+    assert [len(watch.look({**STATS, key: error})) for error in (0.4, 0.5, 0.1, 0.6)] == [
+        1,
+        0,
+        0,
+        1,
+    ]
+
+
+def test_what_was_said_before_the_first_step_is_not_said_again() -> None:
+    futile = {**STATS, "ppo_actor/update/advantage_max": 0.0}
+    watch = health.FaultWatch(known=[health.ZERO_ADVANTAGES])
+    assert [watch.look(futile) for _ in range(4)] == [[], [], [], []]
