@@ -4,7 +4,7 @@ instance of RolloutWorkflow        used as it is
 subclass of RolloutWorkflow        constructed with workflow_kwargs, which must be given
 class with ``run``                 an agent: one fresh instance for each episode
 instance with ``run``              an agent: the one instance runs all episodes
-"pkg.mod.Name"                     imported, then as above
+"pkg.mod.Name" or "pkg.mod:Name"   imported, then as above
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import importlib
 import inspect
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from agent_rl.config.explain import nearest
 from agent_rl.errors import WorkflowResolutionError
 from agent_rl.rollout.agent import AgentSettings, AgentWorkflow
 from agent_rl.rollout.lane import AcceptFn
@@ -87,12 +89,13 @@ def resolve_accept(should_accept_fn: AcceptFn | str | None) -> AcceptFn | None:
 
 
 def import_name(path: str, *, what: str) -> object:
-    """``"pkg.mod.Name"`` -> the object; nested names such as ``"pkg.mod.Outer.Name"`` too.
+    """``"pkg.mod.Name"`` or ``"pkg.mod:Name"`` -> the object; nested names such as
+    ``"pkg.mod.Outer.Name"`` too.
 
     Raises:
         WorkflowResolutionError: with the import error where a module itself is broken.
     """
-    parts = path.split(".")
+    parts = path.replace(":", ".", 1).split(".")
     for split in range(len(parts) - 1, 0, -1):
         module_name = ".".join(parts[:split])
         try:
@@ -106,13 +109,22 @@ def import_name(path: str, *, what: str) -> object:
         found: object = module
         for name in parts[split:]:
             if not hasattr(found, name):
-                raise WorkflowResolutionError(
-                    f"{what}={path!r}: {module_name} was imported but has no {name!r}"
-                )
+                raise _has_no(what, path, module_name, found, name)
             found = getattr(found, name)
         return found
     raise WorkflowResolutionError(
-        f"{what}={path!r}: no module of that name can be imported; expected 'pkg.mod.Name'"
+        f"{what}={path!r}: no module {parts[0]!r} can be imported from {Path.cwd()} or what is "
+        "installed; expected 'pkg.mod.Name'"
+    )
+
+
+def _has_no(
+    what: str, path: str, module_name: str, found: object, name: str
+) -> WorkflowResolutionError:
+    near = nearest(name, vars(found)) if hasattr(found, "__dict__") else None
+    hint = f"; did you mean {near!r}?" if near else ""
+    return WorkflowResolutionError(
+        f"{what}={path!r}: {module_name} was imported but has no {name!r}{hint}"
     )
 
 

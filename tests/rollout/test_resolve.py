@@ -61,7 +61,7 @@ def test_class_is_constructed_with_its_kwargs(given) -> None:
         resolve_workflow(given, {"speed": 2.0}, SETTINGS)
 
 
-@pytest.mark.parametrize("given", [Agent, Agent(), "shop.agents.Agent"])
+@pytest.mark.parametrize("given", [Agent, Agent(), "shop.agents.Agent", "shop.agents:Agent"])
 def test_agents_are_wrapped(given) -> None:
     assert isinstance(resolve_workflow(given, None, SETTINGS), AgentWorkflow)
 
@@ -85,8 +85,10 @@ def test_agent_without_a_tokenizer() -> None:
         ("shop.agents.number", "3 is a int"),
         (dict, "dict is neither a subclass"),
         ("Agent", "expected 'pkg.mod.Name'"),
-        ("no_such_package.Agent", "no module of that name"),
+        ("no_such_package.Agent", "no module 'no_such_package' can be imported from /"),
         ("shop.agents.Missing", "shop.agents was imported but has no 'Missing'"),
+        ("shop.agents.Agnt", "shop.agents was imported but has no 'Agnt'; did you mean 'Agent'?"),
+        ("shop.agents:Agnt", "workflow='shop.agents:Agnt': shop.agents was imported but has no"),
         ("shop.Missing", "shop was imported but has no 'Missing'"),
         ("", "expected 'pkg.mod.Name'"),
         ("shop..Agent", "shop"),
