@@ -17,7 +17,9 @@ class RayConfig(Section):
         None, description="of a running Ray cluster, or auto; null: a new one on this machine"
     )
     num_actors: int = Field(4, ge=1, description="episodes at a time, each in an actor")
-    cpus_per_actor: float = Field(1.0, ge=0, description="that Ray sets aside for each")
+    cpus_per_actor: float = Field(
+        1.0, ge=0, description="that a running cluster (address) sets aside for each"
+    )
     gateway_host: str = Field(
         "127.0.0.1", description="this machine's address, as the actors' machines reach it"
     )

@@ -57,6 +57,13 @@ class AgentSettings:
     workers: asyncio.Semaphore | None = None
     actors: RayPool | None = None
 
+    async def close(self) -> None:
+        """When no episode runs any more."""
+        if self.doors is not None:
+            await self.doors.close()
+        if self.actors is not None:
+            self.actors.close()
+
 
 def agent_settings(
     config: AgentConfig,

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 
 
@@ -49,17 +49,25 @@ def episode_clock(source: Callable[[], float]) -> PausableClock:
     return own
 
 
+@contextmanager
+def standing_still() -> Iterator[None]:
+    """Inside, the running episode cannot make progress."""
+    clock = _of_episode.get()
+    if clock is None:
+        yield
+        return
+    clock.stop()
+    try:
+        yield
+    finally:
+        clock.go()
+
+
 @asynccontextmanager
 async def place_in(room: asyncio.Semaphore) -> AsyncIterator[None]:
     """The clock of the running episode stands still until it has its place."""
-    clock = _of_episode.get()
-    if clock is not None:
-        clock.stop()
-    try:
+    with standing_still():
         await room.acquire()
-    finally:
-        if clock is not None:
-            clock.go()
     try:
         yield
     finally:

@@ -104,7 +104,8 @@ class RolloutEngine:
         keep = self._draws.keep if config.journal else None
         self._runner = TaskRunner(engine, rules, dump, keep, seed=seed)
         lanes = (self._stream, self._eval)
-        self._collector = Collector(self._runner.run, engine.get_version, lanes, clock, doors.close)
+        end = settings[False].close
+        self._collector = Collector(self._runner.run, engine.get_version, lanes, clock, end)
 
     # Collecting
 

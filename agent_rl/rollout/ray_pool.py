@@ -11,32 +11,41 @@ import asyncio
 import json
 import os
 import sys
+import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from agent_rl.client.areal_openai import ArealOpenAI
 from agent_rl.config import RayConfig
 from agent_rl.errors import EpisodeError, MissingDependencyError
+from agent_rl.rollout.clock import place_in, standing_still
 from agent_rl.rollout.doors import Doors
 from agent_rl.rollout.order import AgentSource, Order, returned
 from agent_rl.types import JsonObject
 
+_START_TIMEOUT_S = 300.0
+_starting = threading.Lock()  # Ray is of the process, and initialised once
+
 
 class RayPool:
-    """``config.num_actors`` actors, started by the first episodes. Used on one event loop."""
+    """``config.num_actors`` actors, started by the first episodes. Used on one event loop.
+
+    On a Ray of this process's own they take no CPUs in Ray's books: this pool bounds them, and the
+    actors of another pool find room.
+    """
 
     def __init__(self, config: RayConfig) -> None:
         self.config = config
         self._room = asyncio.Semaphore(config.num_actors)
         self._idle: list[Any] = []
-        self._starting = asyncio.Lock()
 
     @asynccontextmanager
     async def actor(self) -> AsyncIterator[Any]:
         """One that nobody else uses. It is killed unless the block ends well."""
-        async with self._room:
-            actor = await self._take()
+        async with place_in(self._room):
+            with standing_still():
+                actor = await self._take()
             try:
                 yield actor
             except BaseException:
@@ -44,23 +53,48 @@ class RayPool:
                 raise
             self._idle.append(actor)
 
+    def close(self) -> None:
+        """When no episode runs any more."""
+        while self._idle and _ray().is_initialized():
+            _ray().kill(self._idle.pop())
+
     async def _take(self) -> Any:
-        async with self._starting:  # Ray is initialised once
-            return self._idle.pop() if self._idle else await asyncio.to_thread(self._start)
+        while self._idle:
+            actor = self._idle.pop()
+            with suppress(_ray().exceptions.RayError):  # it died while it had nothing to do
+                await actor.ready.remote()
+                return actor
+        return await self._new_actor()
+
+    async def _new_actor(self) -> Any:
+        """One that is ready for an order.
+
+        Raises:
+            EpisodeError: it cannot be started.
+        """
+        try:
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                actor = await asyncio.to_thread(self._start)
+                await actor.ready.remote()
+        except TimeoutError as error:
+            raise EpisodeError(
+                f"Ray started no actor in {_START_TIMEOUT_S:g} s; does the cluster have room for "
+                f"rollout.agent.ray.cpus_per_actor={self.config.cpus_per_actor:g}?"
+            ) from error
+        except _ray().exceptions.RayError as error:
+            raise EpisodeError(f"a Ray actor did not start: {_first_line(error)}") from error
+        return actor
 
     def _start(self) -> Any:
         ray = _ray()
-        if not ray.is_initialized():
-            ray.init(
-                address=self.config.address,
-                log_to_driver=False,
-                include_dashboard=False,
-                num_cpus=None if self.config.address else self.config.num_actors,
-            )
-        from agent_rl.rollout.ray_worker import EpisodeActor
+        with _starting:
+            if not ray.is_initialized():
+                ray.init(address=self.config.address, log_to_driver=False, include_dashboard=False)
+            from agent_rl.rollout.ray_worker import EpisodeActor
 
-        remote = ray.remote(EpisodeActor)
-        return remote.options(num_cpus=self.config.cpus_per_actor, max_restarts=0).remote(sys.path)
+            num_cpus = self.config.cpus_per_actor if self.config.address else 0
+            remote = ray.remote(EpisodeActor)
+            return remote.options(num_cpus=num_cpus, max_restarts=0).remote(sys.path)
 
 
 class RayAgent:
@@ -92,9 +126,15 @@ class RayAgent:
         try:
             text = await actor.run.remote(json.dumps(order.encode()))
         except _ray().exceptions.RayError as error:
-            raise EpisodeError(f"the Ray actor of {self._agent.name} died: {error}") from error
+            why = _first_line(error)
+            raise EpisodeError(f"the Ray actor of {self._agent.name} died: {why}") from error
         outcome: JsonObject = json.loads(text)
         return outcome
+
+
+def _first_line(error: Exception) -> str:
+    """What Ray says below it is in the traceback."""
+    return str(error).partition("\n")[0]
 
 
 def _ray() -> Any:

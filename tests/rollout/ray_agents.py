@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 
@@ -46,3 +47,45 @@ class Mortal:
 class Broken:
     async def run(self, data: Any, client: Any) -> float:
         raise LookupError("the database is gone")
+
+
+class Leaving:
+    """Leaves its process id behind."""
+
+    async def run(self, data: Any, client: Any) -> float:
+        await say(client, "hi")
+        with open(data["file"], "w") as file:  # noqa: ASYNC230 - nobody else runs here
+            file.write(str(os.getpid()))
+        return 1.0
+
+
+class Blocking:
+    """Datum 0 never lets go of its process."""
+
+    async def run(self, data: Any, client: Any) -> float:
+        await say(client, "hi")
+        if data["i"] == 0:
+            time.sleep(600)  # noqa: ASYNC251 - that is the point
+        return 1.0
+
+
+class UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("there is no text")
+
+
+class Hostile:
+    """What cannot be sent back, each in its own way."""
+
+    async def run(self, data: Any, client: Any) -> Any:
+        await say(client, "hi")
+        how = data["how"]
+        if how == "exit":
+            raise SystemExit(3)
+        if how == "vanish":
+            os._exit(0)
+        if how == "mute":
+            raise UnspeakableError
+        if how == "loud":
+            raise ValueError("z" * 10**7)
+        return {"object": object(), "keys": {("a", "b"): 1.0}, "bytes": b"1"}[how]

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import builtins
 import importlib.util
+import os
+import signal
+import sys
+import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +20,8 @@ import torch
 from agent_rl.config import AgentConfig, RayConfig, RolloutConfig
 from agent_rl.engine.local import LocalEngine
 from agent_rl.engine.scripted import ScriptedEngine
-from agent_rl.errors import MissingDependencyError
+from agent_rl.errors import EpisodeError, MissingDependencyError
+from agent_rl.gateway.server import Gateway
 from agent_rl.rollout.dataloader import DataLoader
 from agent_rl.rollout.executor import RolloutEngine
 
@@ -103,6 +109,90 @@ def test_rewards_set_on_the_way_and_errors(make: Callable[..., RolloutEngine]) -
     [none] = rollout.rollout_batch([{"i": 0}], ray_agents.Broken)
     assert none is None
     assert rollout.counts().failed == 1
+
+
+HOSTILE = {
+    "exit": "agent raised SystemExit: 3",
+    "vanish": "the Ray actor of Hostile died: The actor died unexpectedly",
+    "mute": "agent raised UnspeakableError, whose message cannot be read",
+    "loud": "agent raised ValueError: zzz",
+    "object": "a reward must be one finite number, got <object",
+    "bytes": "a reward must be one finite number, got b'1'",
+    "keys": "run returned rewards for [('a', 'b')]; give each interaction's id",
+}
+
+
+@with_ray
+def test_what_cannot_be_sent_back_costs_its_episode_only(
+    make: Callable[..., RolloutEngine], caplog: pytest.LogCaptureFixture
+) -> None:
+    rollout = make()
+    for how, message in HOSTILE.items():
+        caplog.clear()
+        rollout._runner._logged.clear()
+        data = [{"how": how, "i": 0}]
+        assert rollout.rollout_batch(data, ray_agents.Hostile) == [None]
+        assert any(message in said for said in caplog.messages)
+        assert max(map(len, caplog.messages)) < 30_000
+    [group] = rollout.rollout_batch([{"i": 1}], ray_agents.Talker)
+    assert group is not None
+    assert rollout.counts().failed == len(HOSTILE)
+
+
+@with_ray
+def test_an_agent_that_no_actor_can_import(
+    make: Callable[..., RolloutEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = types.ModuleType("only_here")
+    monkeypatch.setitem(sys.modules, "only_here", here)
+    agent = type("Agent", (ray_agents.Talker,), {"__module__": "only_here"})
+    rollout = make(on_error="raise")
+    with pytest.raises(EpisodeError, match="ModuleNotFoundError: No module named 'only_here'"):
+        rollout.rollout_batch([{"i": 0}], agent)
+
+
+@with_ray
+def test_a_blocking_agent_ends_with_its_actor(make: Callable[..., RolloutEngine]) -> None:
+    """The others go on beside it, and the deadline frees its place."""
+    rollout = make(episode_timeout_s=20.0)
+    data = [{"i": index} for index in range(4)]
+    groups = rollout.rollout_batch(data, ray_agents.Blocking)
+    assert [group is None for group in groups] == [True, False, False, False]
+    assert rollout.counts().failed == 1
+
+
+@with_ray
+def test_an_actor_that_died_while_idle_costs_nothing(
+    make: Callable[..., RolloutEngine], tmp_path: Path
+) -> None:
+    rollout, file = make(), tmp_path / "pid"
+    for _ in range(2):
+        assert rollout.rollout_batch([{"file": str(file)}], ray_agents.Leaving)[0] is not None
+        pid = int(file.read_text())
+        os.kill(pid, signal.SIGKILL)
+        deadline_s = time.monotonic() + 60.0
+        while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+    assert rollout.counts().accepted == 2
+
+
+@with_ray
+def test_two_engines_share_a_machine(make: Callable[..., RolloutEngine]) -> None:
+    """Idle actors of the one do not keep those of the other from starting."""
+    one, other = make(), make(episode_timeout_s=60.0)
+    data = [{"i": index} for index in range(4)]
+    assert all(one.rollout_batch(data, ray_agents.Talker))
+    assert all(other.rollout_batch(data, ray_agents.Talker))
+
+
+@with_ray
+def test_a_gateway_out_of_reach_is_a_failed_episode(
+    make: Callable[..., RolloutEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollout = make(on_error="raise")
+    monkeypatch.setattr(Gateway, "_url_of", lambda self, live: "http://127.0.0.1:9/s/x/v1")
+    with pytest.raises(EpisodeError, match="APIConnectionError"):
+        rollout.rollout_batch([{"i": 0}], ray_agents.Talker)
 
 
 def test_without_ray_the_command_is_named(
