@@ -44,6 +44,10 @@ def test_system_exit_in_an_agent_is_a_failure_of_the_agent() -> None:
 WRONG = [
     (lambda t, e: ArealOpenAI(e, "./model"), r"AutoTokenizer.from_pretrained\('./model'\)"),
     (lambda t, e: ArealOpenAI(e, Path("m")), r"the tokenizer is the PosixPath .*pretrained\('m'\)"),
+    (lambda t, e: ArealOpenAI(t, e), "ArealOpenAI: the engine must have the methods of Inference"),
+    (lambda t, e: ArealOpenAI("./model", t), "the str './model' is none"),
+    (lambda t, e: Gateway(None, t), "Gateway: the engine must have .* None is none"),
+    (lambda t, e: Gateway(e, t, {"port": 0}), r"needs a GatewayConfig, not the dict .*\*\*"),
     (lambda t, e: LocalEngine(None), "a transformers model or its folder, not None"),
     (lambda t, e: LocalEngine("./model", "./model"), "the tokenizer is the str './model'"),
     (lambda t, e: ScriptedEngine("four"), r"a list of replies: \['four'\]"),

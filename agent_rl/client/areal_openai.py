@@ -18,10 +18,11 @@ from agent_rl.client.resources import DirectChat, DirectResponses
 from agent_rl.client.sync import SyncArealOpenAI, SyncInProcessClient
 from agent_rl.client.transport import BASE_URL, InProcessClient
 from agent_rl.client.unsendable import refusing_unsendable
-from agent_rl.engine.base import InferenceEngine
+from agent_rl.engine.base import InferenceEngine, require_engine
 from agent_rl.record.cache import InteractionCache
 from agent_rl.record.export import export_interactions
 from agent_rl.record.interaction import InteractionWithTokenLogpReward
+from agent_rl.record.reward import as_interaction_id
 from agent_rl.tokens.format import ChatFormat
 from agent_rl.types import ChatTemplateType, ExportStyle, GenerationConfig
 
@@ -69,6 +70,7 @@ class ArealOpenAI(AsyncOpenAI):
         if engine is not None:
             if tokenizer is None:
                 raise TypeError("ArealOpenAI(engine, tokenizer): the tokenizer is missing")
+            require_engine(engine, "ArealOpenAI")
             session = Session(
                 engine=engine,
                 format=ChatFormat.of(
@@ -137,14 +139,15 @@ class ArealOpenAI(AsyncOpenAI):
         return self._session.cache
 
     def get_interaction(self, interaction_id: str) -> InteractionWithTokenLogpReward:
-        """Raises KeyError for an unknown id."""
-        return self._session.cache[interaction_id]
+        """Raises KeyError for an unknown id, TypeError for what is none."""
+        return self._session.cache[as_interaction_id(interaction_id)]
 
     def set_reward(self, interaction_id: str, reward: float) -> None:
         """A second call replaces the first.
 
         Raises:
             KeyError: unknown id.
+            TypeError: no id, but the completion, say.
             ValueError: the reward is not a finite number.
         """
         self._session.cache.set_reward(interaction_id, reward)

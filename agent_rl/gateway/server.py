@@ -17,7 +17,8 @@ import uvicorn
 
 from agent_rl.api.session import Session
 from agent_rl.config import GatewayConfig
-from agent_rl.engine.base import InferenceEngine
+from agent_rl.config.explain import require_section
+from agent_rl.engine.base import InferenceEngine, require_engine
 from agent_rl.errors import ConfigError
 from agent_rl.gateway.access import Access
 from agent_rl.gateway.app import GatewayApp
@@ -53,6 +54,7 @@ class Gateway:
 
     Raises:
         ConfigError: the address needs a key, or two keys are the same.
+        WrongTypeError: an argument is of another kind.
     """
 
     def __init__(
@@ -63,7 +65,9 @@ class Gateway:
         *,
         listener: TurnListener | None = None,
     ) -> None:
-        self.config = config or GatewayConfig()
+        self.config = GatewayConfig() if config is None else config
+        require_engine(engine, "Gateway")
+        require_section(self.config, GatewayConfig, "Gateway")
         _check_exposure(self.config)
         self._format = ChatFormat.of(
             tokenizer,
