@@ -1,6 +1,11 @@
 """Record one conversation and print what training needs of it. Runs in seconds on a CPU.
 
 python examples/quickstart.py
+
+It begins: user: What is the capital of France?
+           assistant: The capital of France is Paris.
+           user: And of Italy?
+           assistant: The capital of Italy is Rome.
 """
 
 from __future__ import annotations
@@ -18,14 +23,16 @@ async def main() -> None:
     client = ArealOpenAI(engine, tokenizer, chat_template_type="concat")
 
     # From here on it is the openai SDK as you know it.
-    messages = [{"role": "user", "content": "What is 2+2?"}]
-    for question in ("And 3+3?", "And 4+4?"):
+    # At temperature 0 it gives its likeliest answer; training samples, at 1 where nobody says more.
+    messages = []
+    for question in ("What is the capital of France?", "And of Italy?", "And of Spain?"):
+        messages.append({"role": "user", "content": question})
         completion = await client.chat.completions.create(
-            model="local", messages=messages, max_tokens=16
+            model="local", messages=messages, temperature=0
         )
         answer = completion.choices[0].message
-        print(f"user: {messages[-1]['content']}\nassistant: {answer.content}")
-        messages += [answer, {"role": "user", "content": question}]
+        print(f"user: {question}\nassistant: {answer.content}")
+        messages.append(answer)
 
     client.set_last_reward(1.0)
     client.apply_reward_discount(turn_discount=0.9)

@@ -1,33 +1,71 @@
-"""Every Python block of README and guides runs as it stands, in an empty folder."""
+"""Every Python block of README and guides runs as it stands, in an empty folder.
+
+A block of text right behind one is what it prints.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from agent_rl.config import load_config
+from agent_rl.config.describe import config_keys
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCKS = [
     pytest.param(
         match.group(1),
+        match.group(2),
         id=f"{page.relative_to(ROOT)}:{page.read_text()[: match.start()].count(chr(10)) + 1}",
     )
     for page in PAGES
-    for match in re.finditer(r"^```python\n(.*?)^```$", page.read_text(), re.M | re.S)
+    for match in re.finditer(
+        r"^```python\n(.*?)^```$(?:\n+^```text\n(.*?)^```$)?", page.read_text(), re.M | re.S
+    )
 ]
 
 
-@pytest.mark.parametrize("code", BLOCKS)
-def test_block_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("code", "printed"), BLOCKS)
+def test_block_runs(
+    code: str,
+    printed: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(code, "block", "exec"), names)
+    if printed is not None:
+        assert capsys.readouterr().out == printed
 
 
 def test_links_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def _key_tables(page: Path) -> Iterator[str]:
+    """The last cells of tables whose last column is "our key"."""
+    is_inside = False
+    for line in page.read_text().splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        is_inside = bool(cells) and (is_inside or cells[-1] == "our key")
+        if is_inside and set(cells[-1]) != {"-"} and cells[-1] != "our key":
+            yield cells[-1]
+
+
+def test_keys_that_migrants_are_sent_to_exist() -> None:
+    cells = list(_key_tables(ROOT / "docs/guides/migrating.md"))
+    assert len(cells) > 60
+    for cell in cells:
+        named = [name for name in re.findall(r"`([^`]+)`", cell) if name != "max_completion_length"]
+        unknown = {name.partition("=")[0] for name in named} - config_keys()
+        assert not unknown, cell
+        load_config(None, [name for name in named if "=" in name])

@@ -19,6 +19,7 @@ def run(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
 def test_quickstart(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     run("quickstart.py", monkeypatch)
     printed = capsys.readouterr().out
+    assert "user: And of Italy?\nassistant: The capital of Italy is Rome.\n" in printed
     assert "log-probs" in printed and "concat: row chatcmpl-" in printed
 
 
