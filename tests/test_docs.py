@@ -45,10 +45,19 @@ def test_block_runs(
         assert capsys.readouterr().out == printed
 
 
+def _anchors(page: Path) -> set[str]:
+    """As they are made of headings: "Where a run's files are" -> "where-a-runs-files-are"."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_lead_somewhere() -> None:
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+        for target in re.findall(r"\]\(([^):]+)\)", page.read_text()):
+            path, _, anchor = target.partition("#")
+            leads_to = page.parent / path if path else page
+            assert leads_to.exists(), f"{page.name} links to {target}"
+            assert not anchor or anchor in _anchors(leads_to), f"{page.name} links to {target}"
 
 
 def _key_tables(page: Path) -> Iterator[str]:
