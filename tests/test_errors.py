@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from agent_rl.client.areal_openai import ArealOpenAI
+from agent_rl.config import load_config
 from agent_rl.engine.local import LocalEngine
 from agent_rl.engine.scripted import ScriptedEngine
 from agent_rl.errors import EngineError, EpisodeError, RequestError, WrongTypeError, boundary
 from agent_rl.gateway.server import Gateway
+from agent_rl.rollout.executor import RolloutEngine
 
 
 def test_foreign_errors_carry_their_owner_and_cause() -> None:
@@ -53,6 +55,11 @@ WRONG = [
     (lambda t, e: ScriptedEngine("four"), r"a list of replies: \['four'\]"),
     (lambda t, e: ScriptedEngine(["four"], tokenizer="./model"), "the tokenizer is the str"),
     (lambda t, e: Gateway(e, None), "the tokenizer is None; load one"),
+    (lambda t, e: RolloutEngine(None), "RolloutEngine: the engine must have"),
+    (lambda t, e: RolloutEngine(e, {"group_size": 2}), r"needs a RolloutConfig.*RolloutConfig\("),
+    (lambda t, e: RolloutEngine(e, tokenizer="./model"), "the tokenizer is the str './model'"),
+    (lambda t, e: load_config(None, "seed=1"), r"a list of key=value, \['seed=1'\]"),
+    (lambda t, e: load_config({"seed": 1}), r"a path or None, not the dict .*PPOConfig\(\*\*"),
 ]
 
 

@@ -154,8 +154,9 @@ class AgentWorkflow(RolloutWorkflow):
                 error, returned = raised, 0.0 if config.on_agent_error == "zero" else None
         if not client.interactions:
             raise EpisodeRejectedError(
-                f"{self._name} finished without one recorded model call: all its calls failed, or "
-                "it used another client than the one it was given (made from OPENAI_BASE_URL, say)",
+                f"{self._name} finished without one recorded model call: all its calls failed, "
+                "were not awaited, or it used another client than the one it was given (made from "
+                "OPENAI_BASE_URL, say)",
                 reason="no_model_call",
             )
         latency_s = time.perf_counter() - start_s

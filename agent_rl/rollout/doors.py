@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from agent_rl import workflow_context
 from agent_rl.api.session import Session
 from agent_rl.config import GatewayConfig
+from agent_rl.tokens.vocabulary import require_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,6 +49,8 @@ class EpisodeEngine:
 
 class Doors:
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        if tokenizer is not None:
+            require_tokenizer(tokenizer)
         self._tokenizer = tokenizer
         self._starting = asyncio.Lock()
         self._gateway: Gateway | None = None

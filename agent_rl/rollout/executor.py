@@ -16,7 +16,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from agent_rl.config import RolloutConfig
-from agent_rl.engine.base import InferenceEngine, StreamItem, WeightUpdate
+from agent_rl.config.explain import require_section
+from agent_rl.engine.base import InferenceEngine, StreamItem, WeightUpdate, require_engine
 from agent_rl.errors import CollectorError
 from agent_rl.record.dump import TrajectoryDump
 from agent_rl.rollout.agent import agent_settings
@@ -56,6 +57,7 @@ class RolloutEngine:
 
     Raises:
         JournalError: another process has the journal, or it is damaged.
+        WrongTypeError: an argument is of another kind.
     """
 
     def __init__(
@@ -71,8 +73,10 @@ class RolloutEngine:
         dump: TrajectoryDump | None = None,
         journal: Path | None = None,
     ) -> None:
+        require_engine(engine, "RolloutEngine")
         self.engine = engine
-        self.config = config = config or RolloutConfig()
+        self.config = config = RolloutConfig() if config is None else config
+        require_section(config, RolloutConfig, "RolloutEngine")
         if tokenizer is None and config.tokenizer_path is not None:
             from agent_rl.engine.loading import load_tokenizer
 
