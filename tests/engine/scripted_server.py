@@ -55,6 +55,8 @@ class ScriptedServer:
         body = json.loads(content) if content else {}
         if path == "/v1/models":
             return JSONResponse({"data": list(self.models)})
+        if path == "/server_info":
+            return JSONResponse({"tp_size": 1, "grammar_backend": None})
         if path in ("/model_info", "/weight_info"):
             return JSONResponse({"model_path": "/m", "weight_version": self.label})
         if path.endswith("/generate"):
