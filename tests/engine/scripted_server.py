@@ -56,7 +56,8 @@ class ScriptedServer:
         if path == "/v1/models":
             return JSONResponse({"data": list(self.models)})
         if path == "/server_info":
-            return JSONResponse({"tp_size": 1, "grammar_backend": None})
+            config = {"structured_outputs_config": {"backend": "none"}}
+            return JSONResponse({"grammar_backend": None, "vllm_config": config})
         if path in ("/model_info", "/weight_info"):
             return JSONResponse({"model_path": "/m", "weight_version": self.label})
         if path.endswith("/generate"):
