@@ -16,6 +16,7 @@ from agent_rl.errors import AgentRLError, CollectorError
 from agent_rl.loop_thread import LoopThread
 from agent_rl.rollout.clock import PausableClock
 from agent_rl.rollout.lane import Finished, Lane, Submission
+from agent_rl.rollout.loop_watch import LoopWatch
 
 T = TypeVar("T")
 
@@ -53,6 +54,8 @@ class Collector:
         self._thread = LoopThread(
             "collector", error=CollectorError, on_death=self._wake, at_end=at_end
         )
+        self._watch = LoopWatch(self._thread.post)
+        self._watch.start()
 
     # Called from the trainer's thread
 
@@ -140,6 +143,7 @@ class Collector:
     def close(self) -> None:
         """Cancel everything and end the thread. May be called twice."""
         self._is_closed = True
+        self._watch.close()
         self._thread.close()
         self._wake()
 
