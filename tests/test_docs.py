@@ -78,3 +78,16 @@ def test_keys_that_migrants_are_sent_to_exist() -> None:
         unknown = {name.partition("=")[0] for name in named} - config_keys()
         assert not unknown, cell
         load_config(None, [name for name in named if "=" in name])
+
+
+def test_what_the_map_names_is_there() -> None:
+    """``record/path.py: TokenPath`` is a class, function or method of that file."""
+    text = " ".join((ROOT / "docs/map.md").read_text().split())
+    named = re.findall(r"`(\w+/\w+\.py)(?:: ([\w.]+))?`", text)
+    assert len(named) > 40
+    for path, name in named:
+        file = ROOT / "agent_rl" / path
+        assert file.exists() or (ROOT / path).exists(), path
+        if name:
+            defined = re.findall(r"^ *(?:async )?(?:def|class) (\w+)", file.read_text(), re.M)
+            assert name.split(".")[-1] in defined, f"{path}: {name}"
