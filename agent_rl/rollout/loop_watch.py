@@ -76,5 +76,6 @@ class LoopWatch:
         )
 
     def _run(self) -> None:
+        self.tick()
         while not self._ended.wait(_TICK_S):
             self.tick()
