@@ -14,6 +14,7 @@ import pytest
 
 from agent_rl.config import load_config
 from agent_rl.config.describe import config_keys
+from agent_rl.config.foreign_names import our_name
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -60,24 +61,37 @@ def test_links_lead_somewhere() -> None:
             assert not anchor or anchor in _anchors(leads_to), f"{page.name} links to {target}"
 
 
-def _key_tables(page: Path) -> Iterator[str]:
-    """The last cells of tables whose last column is "our key"."""
+def _key_tables(page: Path) -> Iterator[tuple[list[str], list[str]]]:
+    """What is named in the first and last cells of tables whose last column is "our key"."""
     is_inside = False
     for line in page.read_text().splitlines():
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
         is_inside = bool(cells) and (is_inside or cells[-1] == "our key")
         if is_inside and set(cells[-1]) != {"-"} and cells[-1] != "our key":
-            yield cells[-1]
+            theirs, ours = re.findall(r"`([^`]+)`", cells[0]), re.findall(r"`([^`]+)`", cells[-1])
+            yield theirs, [name for name in ours if name != "max_completion_length"]
+
+
+MOVES = list(_key_tables(ROOT / "docs/guides/migrating.md"))
 
 
 def test_keys_that_migrants_are_sent_to_exist() -> None:
-    cells = list(_key_tables(ROOT / "docs/guides/migrating.md"))
-    assert len(cells) > 60
-    for cell in cells:
-        named = [name for name in re.findall(r"`([^`]+)`", cell) if name != "max_completion_length"]
-        unknown = {name.partition("=")[0] for name in named} - config_keys()
-        assert not unknown, cell
-        load_config(None, [name for name in named if "=" in name])
+    assert len(MOVES) > 60
+    for _, ours in MOVES:
+        unknown = {name.partition("=")[0] for name in ours} - config_keys()
+        assert not unknown
+        load_config(None, [name for name in ours if "=" in name])
+
+
+def test_the_guide_and_the_errors_call_their_keys_the_same() -> None:
+    compared = 0
+    for theirs, ours in MOVES:
+        told = [our_name(name.partition("=")[0].split(".")) for name in theirs]
+        for meaning in filter(None, told if ours else ()):
+            key = re.split("[=, ]", meaning)[0]
+            assert any(name.startswith(key) for name in ours), f"{theirs}: {meaning}"
+            compared += 1
+    assert compared > 40
 
 
 def test_what_the_map_names_is_there() -> None:
