@@ -60,12 +60,13 @@ class RequestError(AgentRLError, ValueError):
 
 
 class ContextLengthError(RequestError):
-    """The prompt leaves no room for even one new token."""
+    """The prompt leaves no room for even one new token. ``is_least``: nobody counted them all."""
 
-    def __init__(self, *, prompt_tokens: int, limit: int) -> None:
+    def __init__(self, *, prompt_tokens: int, limit: int, is_least: bool = False) -> None:
+        least = "at least " if is_least else ""
         super().__init__(
-            f"the prompt has {prompt_tokens} tokens and the context holds {limit}; shorten the "
-            "messages or raise engine.max_seq_len",
+            f"the prompt has {least}{prompt_tokens} tokens and the context holds {limit}; shorten "
+            "the messages or raise engine.max_seq_len",
             param="messages",
             code="context_length_exceeded",
         )

@@ -14,7 +14,15 @@ from typing import Any
 
 from agent_rl.api.chat import read_stream_options, usage
 from agent_rl.api.fields import Fields
-from agent_rl.api.generate import Choice, check_room, generate, new_id, record, together
+from agent_rl.api.generate import (
+    Choice,
+    check_room,
+    check_size,
+    generate,
+    new_id,
+    record,
+    together,
+)
 from agent_rl.api.logprobs import token_text
 from agent_rl.api.sampling import read_sampling, refuse_unsupported
 from agent_rl.api.session import Session
@@ -140,6 +148,7 @@ def _prompts(fields: Fields, session: Session) -> list[tuple[str, tuple[int, ...
     prompts = []
     for one in several:
         if isinstance(one, str):
+            check_size(session, len(one))
             ids = tuple(session.format.tokenizer.encode(one))
             prompts.append((one, ids))
         elif isinstance(one, list) and all(_is_id(token_id) for token_id in one):

@@ -20,6 +20,7 @@ from agent_rl.api.session import Session
 from agent_rl.api.turn import Turn
 from agent_rl.engine.base import token_budget
 from agent_rl.errors import ContextLengthError, EpisodeError, RequestError, boundary
+from agent_rl.record.identity import text_of
 from agent_rl.record.plan import PromptPlan
 from agent_rl.tokens.family_reader import FamilyReader
 from agent_rl.tokens.parse import MessageReader, ParsedMessage
@@ -53,15 +54,38 @@ def plan_prompt(session: Session, turn: Turn) -> PromptPlan:
     Raises:
         ContextLengthError: there is no room for even one new token; nothing reaches the engine.
     """
-    plan = session.cache.plan(
+    plan = read_prompt(session, turn)
+    check_room(session, turn, len(plan.input_ids))
+    return plan
+
+
+def read_prompt(session: Session, turn: Turn) -> PromptPlan:
+    """``plan_prompt``, also of a prompt that is only to be counted.
+
+    Raises:
+        ContextLengthError: the text alone is more than the context can hold.
+    """
+    check_size(session, sum(map(_num_chars, turn.messages)))
+    return session.cache.plan(
         turn.messages,
         turn.tools,
         session.format,
         session.chat_template_type,
         turn.chat_template_kwargs,
     )
-    check_room(session, turn, len(plan.input_ids))
-    return plan
+
+
+def _num_chars(message: JsonObject) -> int:
+    content = message.get("content")
+    return len(content if isinstance(content, str) else text_of(message))
+
+
+def check_size(session: Session, num_chars: int) -> None:
+    """Refuse what cannot fit before it is encoded: that would hold up everybody for minutes."""
+    limit = session.engine.max_seq_len
+    if num_chars > limit and num_chars > limit * session.format.vocabulary.longest:
+        least = num_chars // session.format.vocabulary.longest
+        raise ContextLengthError(prompt_tokens=least, limit=limit, is_least=True)
 
 
 def check_room(session: Session, turn: Turn, num_prompt_tokens: int) -> None:

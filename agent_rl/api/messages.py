@@ -13,7 +13,7 @@ from agent_rl.api.blocks import content_blocks, messages_of, system_message, too
 from agent_rl.api.demands import read_demands
 from agent_rl.api.failure import Failure
 from agent_rl.api.fields import Fields
-from agent_rl.api.generate import Choice, generate, new_id, plan_prompt, record
+from agent_rl.api.generate import Choice, generate, new_id, plan_prompt, read_prompt, record
 from agent_rl.api.sampling import build_sampling
 from agent_rl.api.session import Session
 from agent_rl.api.turn import Turn, check_messages, effort_kwargs
@@ -59,14 +59,7 @@ async def create_message(session: Session, request: MessageRequest) -> JsonObjec
 def count_tokens(session: Session, body: JsonObject) -> JsonObject:
     """POST /messages/count_tokens: the ids that the same request would send."""
     turn = read_message_request(session, body).turn
-    plan = session.cache.plan(
-        turn.messages,
-        turn.tools,
-        session.format,
-        session.chat_template_type,
-        turn.chat_template_kwargs,
-    )
-    return {"input_tokens": len(plan.input_ids)}
+    return {"input_tokens": len(read_prompt(session, turn).input_ids)}
 
 
 def read_message_request(session: Session, body: JsonObject) -> MessageRequest:

@@ -8,6 +8,7 @@ Works with any Hugging Face tokenizer and with a small object that has ``encode`
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -115,6 +116,18 @@ class Vocabulary:
     def id_of(self, text: str) -> int | None:
         """The boundary token with exactly this text, None where the text is spelled by others."""
         return self._ids.get(text)
+
+    @cached_property
+    def longest(self) -> int:
+        """How many characters of a text one token stands for at most.
+
+        Unicode normalisation, where a tokenizer does it, can make one character of several.
+        """
+        vocab = getattr(self._tokenizer, "get_vocab", None)
+        if vocab is None:
+            return sys.maxsize
+        is_as_written = self._rust is not None and self._rust.normalizer is None
+        return (1 if is_as_written else 4) * max(map(len, vocab()), default=1)
 
     @cached_property
     def byte_ids(self) -> frozenset[int]:

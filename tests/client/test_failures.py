@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import random
 from typing import Any
 
@@ -346,3 +347,33 @@ async def test_concurrent_calls_of_one_client(tokenizer: Any) -> None:
     assert len(client.interactions) == 20
     client.set_last_reward(1.0)
     assert client.interactions[completions[0].id].reward == 1.0
+
+
+async def test_a_text_that_cannot_fit_is_not_even_encoded(tokenizer: Any) -> None:
+    """Encoding megabytes would hold up every other episode of the process."""
+    engine = ScriptedEngine(["a"], tokenizer=tokenizer, max_seq_len=60)
+    short_sighted = copy.copy(tokenizer)
+    short_sighted._tokenizer = OnlyShortTexts(tokenizer.backend_tokenizer)
+    client = ArealOpenAI(engine, short_sighted)
+    text = "x y " * 1_000_000
+    for content in (text, [{"type": "text", "text": text}]):
+        with pytest.raises(openai.BadRequestError, match="has at least") as caught:
+            await ask(client, messages=[{"role": "user", "content": content}])
+        assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError, match="has at least"):
+        await client.completions.create(model="m", prompt=text)
+    assert (await ask(client)).choices[0].message.content == "a"
+
+
+class OnlyShortTexts:
+    """A Rust tokenizer that may not be given long ones."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def encode(self, text: str, **options: Any) -> Any:
+        assert len(text) < 100_000
+        return self._inner.encode(text, **options)
