@@ -19,6 +19,7 @@ from agent_rl.api.fields import Fields
 from agent_rl.api.routes import Reply
 from agent_rl.errors import ExportError, RefusedError, RequestError
 from agent_rl.gateway.access import Access
+from agent_rl.gateway.listener import TurnListener
 from agent_rl.gateway.marks import session_name
 from agent_rl.gateway.session_log import SessionLog
 from agent_rl.gateway.sessions import LiveSession, Sessions
@@ -44,11 +45,13 @@ class Lifecycle:
         sessions: Sessions,
         log: SessionLog,
         url_of: Callable[[LiveSession], str],
+        listener: TurnListener | None,
     ) -> None:
         self._access = access
         self._sessions = sessions
         self._log = log
         self._url_of = url_of
+        self._listener = listener
         self._routes: dict[str, Callable[[Head, Fields], Awaitable[JsonObject]]] = {
             "start_session": self._start,
             "end_session": self._end,
@@ -117,8 +120,9 @@ class Lifecycle:
         except (KeyError, RuntimeError) as error:
             raise fields.refusal("interaction_id", f": {error.args[0]}") from error
         self._log.rewarded(live, name)
+        is_learnt = self._listener is not None and self._listener.on_reward(live.session_id, name)
         await self._log.on_disk()
-        return {"session_id": live.session_id, "interaction_id": name}
+        return {"session_id": live.session_id, "interaction_id": name, "is_learnt": is_learnt}
 
     async def _export(self, fields: Fields, channel: Channel) -> None:
         session_id = check_id(fields.raw("session_id"), "session_id")

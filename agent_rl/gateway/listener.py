@@ -42,4 +42,7 @@ class TurnListener(Protocol):
     def on_answer(self, call: ServedCall, interaction_id: str | None) -> None:
         """``interaction_id`` is None when nothing was recorded: it failed, or store was false."""
 
+    def on_reward(self, session_id: str, interaction_id: str) -> bool:
+        """Somebody set this interaction's reward; returns whether it will be learnt from."""
+
     def on_session_end(self, session_id: str) -> None: ...

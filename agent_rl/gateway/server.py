@@ -92,7 +92,7 @@ class Gateway:
             self.config,
             engine,
             CallServer(self.config, access, self._sessions, self._log, listener),
-            Lifecycle(access, self._sessions, self._log, self._url_of),
+            Lifecycle(access, self._sessions, self._log, self._url_of, listener),
             self._sessions,
             self._counters,
         )

@@ -113,6 +113,13 @@ class OnlineLearner:
         if turns.is_ended:
             self._settle_rest(turns)
 
+    def on_reward(self, session_id: str, interaction_id: str) -> bool:
+        """A turn's own reward stands in for the judge's score, until the turn is settled."""
+        turns = self._sessions.get(session_id)
+        if turns is None or turns.is_forgotten or self.config.method == "opd":
+            return False
+        return turns.awaits(turns.session.cache[interaction_id])
+
     def on_session_end(self, session_id: str) -> None:
         turns = self._sessions.pop(session_id, None)
         if turns is not None:
@@ -233,7 +240,10 @@ class OnlineLearner:
             next_state=turn.next_state,
             tools=turn.interaction.tools,
         )
-        verdict, hint = await asyncio.gather(self._verdict(judged), self._hint(judged))
+        if turn.interaction.reward is None:
+            verdict, hint = await asyncio.gather(self._verdict(judged), self._hint(judged))
+        else:  # nobody has to be asked what it was worth
+            verdict, hint = NOT_JUDGED, await self._hint(judged)
         teacher = None
         if hint is not None and self._teacher is not None:
             scoring = self._teacher.scores(turns.session, turn.interaction, hint)
@@ -290,11 +300,13 @@ class OnlineLearner:
         hint: str | None,
         teacher: TeacherScores | None,
     ) -> None:
+        turn.is_settled = True
         if turns.is_forgotten:
             return
         outcome = Outcome(
             has_next_state=turn.next_state is not None,
             score=verdict.score,
+            given=turn.interaction.reward,
             teacher=teacher,
             num_effective=turns.num_effective,
         )
@@ -369,6 +381,7 @@ def _stored(
         "answer": message_text(interaction.output_message_list[0]),
         "next_state": None if turn.next_state is None else message_text(turn.next_state),
         "score": verdict.score,
+        "given_reward": interaction.reward,
         "votes": list(verdict.votes),
         "evaluation": verdict.evaluation[-_MAX_STORED_CHARS:],
         "hint": hint,

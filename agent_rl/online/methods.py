@@ -9,6 +9,9 @@ accepted hint is distilled, any other leaves nothing. combine:
     yes            no          distilled; no reward enters, so no baseline either
     no             yes         rewarded; no teacher speaks
     no             no          left out
+
+A reward that somebody gave the answer, through the gateway's ``rl/set_reward``, stands in for the
+judge's score, any number and 0 too, and needs no next state.
 """
 
 from __future__ import annotations
@@ -24,11 +27,13 @@ from agent_rl.online.teacher import TeacherScores
 class Outcome:
     """All that is known of a turn when it is settled.
 
-    ``num_effective``: turns of its session that are trained already.
+    ``given``: the reward that somebody gave it. ``num_effective``: turns of its session that are
+    trained already.
     """
 
     has_next_state: bool
     score: float | None = None
+    given: float | None = None
     teacher: TeacherScores | None = None
     num_effective: int = 0
 
@@ -44,6 +49,8 @@ class Lesson:
 
 
 def _binary(outcome: Outcome) -> Lesson:
+    if outcome.given is not None:
+        return Lesson(reward=outcome.given)
     if not outcome.has_next_state or outcome.score is None:
         return Lesson(reward=None, is_trained=False)
     is_promoted = outcome.score == 0.0 and outcome.num_effective == 0
@@ -61,7 +68,7 @@ def _opd(outcome: Outcome) -> Lesson | None:
 
 
 def _combine(outcome: Outcome) -> Lesson | None:
-    reward = outcome.score or None
+    reward = outcome.score or None if outcome.given is None else outcome.given
     if reward is None and outcome.teacher is None:
         return None
     return Lesson(reward=reward, teacher=outcome.teacher)

@@ -32,6 +32,7 @@ class Turn:
     number: int
     interaction: InteractionWithTokenLogpReward
     next_state: JsonObject | None = None
+    is_settled: bool = False
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -52,19 +53,24 @@ class SessionTurns:
     is_ended: bool = False
     is_forgotten: bool = False
     _open: dict[str, Turn] = field(default_factory=dict)  # by the id of the request
-    _seen: set[str] = field(default_factory=set)  # ids of all requests, side turns too
+    _seen: dict[str, Turn | None] = field(default_factory=dict)  # all; a side turn is none
 
     def answered(self, interaction: InteractionWithTokenLogpReward) -> Turn:
         """A main turn was recorded; it is open until ``follow`` or ``end``."""
         self.num_turns += 1
         turn = Turn(number=self.num_turns, interaction=interaction)
-        self._seen.add(interaction.request_id)
+        self._seen[interaction.request_id] = turn
         self._open[interaction.request_id] = turn
         return turn
 
     def answered_aside(self, interaction: InteractionWithTokenLogpReward) -> None:
         """A side turn was recorded: it is never judged and judges nothing."""
-        self._seen.add(interaction.request_id)
+        self._seen[interaction.request_id] = None
+
+    def awaits(self, interaction: InteractionWithTokenLogpReward) -> bool:
+        """Whether this is the answer of a main turn that is not settled yet."""
+        turn = self._seen.get(interaction.request_id)
+        return turn is not None and turn.interaction is interaction and not turn.is_settled
 
     def follow(self, messages: Sequence[JsonObject], history: History) -> Turn | None:
         """The turn whose next state is the last of these messages; None: there is none.

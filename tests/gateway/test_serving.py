@@ -40,6 +40,9 @@ class Diary:
         self.answers.append(interaction_id)
         self.entries.append(("answer", call.session_id))
 
+    def on_reward(self, session_id: str, interaction_id: str) -> bool:
+        return False
+
     def on_session_end(self, session_id: str) -> None:
         self.entries.append(("end", session_id))
 
