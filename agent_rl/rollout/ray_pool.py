@@ -89,7 +89,7 @@ class RayPool:
         ray = _ray()
         with _starting:
             if not ray.is_initialized():
-                ray.init(address=self.config.address, log_to_driver=False, include_dashboard=False)
+                ray.init(address=self.config.address, include_dashboard=False)
             from agent_rl.rollout.ray_worker import EpisodeActor
 
             num_cpus = self.config.cpus_per_actor if self.config.address else 0

@@ -19,6 +19,13 @@ class Talker:
         return float(data["i"])
 
 
+class Printing:
+    async def run(self, data: Any, client: Any) -> float:
+        await say(client, "hi")
+        print("printed in an actor")
+        return 1.0
+
+
 class Rewarding:
     """Rewards on the way; one for an id that does not exist is refused there."""
 

@@ -111,6 +111,18 @@ def test_rewards_set_on_the_way_and_errors(make: Callable[..., RolloutEngine]) -
     assert rollout.counts().failed == 1
 
 
+@with_ray
+def test_what_agents_print_is_shown(
+    make: Callable[..., RolloutEngine], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert make().rollout_batch([{}], ray_agents.Printing)[0] is not None
+    shown, deadline_s = "", time.monotonic() + 60
+    while "printed in an actor" not in shown:
+        assert time.monotonic() < deadline_s, shown
+        time.sleep(0.05)
+        shown += "".join(capfd.readouterr())
+
+
 HOSTILE = {
     "exit": "agent raised SystemExit: 3",
     "vanish": "the Ray actor of Hostile died: The actor died unexpectedly",
