@@ -66,6 +66,7 @@ def test_one_section_one_key() -> None:
         ("rolout", "did you mean 'rollout'?"),
         ("rollout.groupsize", "did you mean 'group_size'?"),
         ("seed.value", "valid keys: none"),
+        ("num_generations", "here it is rollout.group_size"),
     ],
 )
 def test_an_unknown_key_names_the_nearest(key: str, hint: str) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 
 from agent_rl.config.explain import nearest
+from agent_rl.config.foreign_names import our_name
 from agent_rl.config.ppo import PPOConfig
 from agent_rl.errors import ConfigError
 from agent_rl.types import JsonObject
@@ -151,6 +152,10 @@ def _indented(lines: Iterator[str], depth: int) -> Iterator[str]:
 
 
 def _unknown(key: str, part: str, names: list[str]) -> str:
-    near = nearest(part, names)
-    hint = f"did you mean {near!r}?" if near else f"valid keys: {', '.join(names) or 'none'}"
+    if ours := our_name(key.split(".")):
+        hint = f"here it is {ours}"
+    elif near := nearest(part, names):
+        hint = f"did you mean {near!r}?"
+    else:
+        hint = f"valid keys: {', '.join(names) or 'none'}"
     return f"there is no config key {key!r}; {hint}"
