@@ -130,6 +130,11 @@ def has_endpoint(method: str, path: str) -> bool:
     return (method == "POST" and is_known) or _change(method, path) is not None
 
 
+def endpoints() -> list[str]:
+    """What is served below /v1; for the message to who asked for something else."""
+    return sorted([*_GENERATORS, _COUNT_TOKENS, "models", "responses/{id}"])
+
+
 def _change(method: str, path: str) -> tuple[Callable[[Session, str], JsonObject], str] | None:
     """What is done to a stored response, and its id."""
     kind, _, rest = path.partition("/")

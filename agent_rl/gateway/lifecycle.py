@@ -61,7 +61,11 @@ class Lifecycle:
     def authorize(self, head: Head) -> None:
         """Before the body is read. Raises RefusedError: 401, 403, 404, 405 or 410."""
         if head.path not in self.ROUTES:
-            raise RefusedError(404, f"/{head.path} is not served here", code="unknown_endpoint")
+            raise RefusedError(
+                404,
+                f"/{head.path} is not served here; there are {', '.join(sorted(self.ROUTES))}",
+                code="unknown_endpoint",
+            )
         if head.path in ("rl/start_session", "rl/export_trajectories"):
             self._access.require_admin(head)
         else:
@@ -116,9 +120,9 @@ class Lifecycle:
             else:
                 cache.set_reward(name, reward)
         except ValueError as error:
-            raise fields.refusal("reward", f": {error}") from error
+            raise fields.refusal("reward", f"is refused: {error}") from error
         except (KeyError, RuntimeError) as error:
-            raise fields.refusal("interaction_id", f": {error.args[0]}") from error
+            raise fields.refusal("interaction_id", f"is refused: {error.args[0]}") from error
         self._log.rewarded(live, name)
         is_learnt = self._listener is not None and self._listener.on_reward(live.session_id, name)
         await self._log.on_disk()

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from urllib.parse import parse_qsl
 
 from agent_rl.api.body import parse_body
-from agent_rl.api.routes import answer, has_endpoint
+from agent_rl.api.routes import answer, endpoints, has_endpoint
 from agent_rl.config import GatewayConfig
 from agent_rl.errors import RefusedError
 from agent_rl.gateway.access import Access, Caller
@@ -59,7 +59,10 @@ class CallServer:
         is_post = head.method == "POST"
         if not has_endpoint(head.method, head.path):
             raise RefusedError(
-                404, f"{head.method} /{head.path} is not served here", code="unknown_endpoint"
+                404,
+                f"{head.method} /{head.path} is not served here; below /v1 there are "
+                f"{', '.join(endpoints())}",
+                code="unknown_endpoint",
             )
         body = parse_body(await channel.body(head)) if is_post else {}
         marks = take_marks(head, body)

@@ -208,7 +208,12 @@ class Sessions:
         """Ended ones too. Raises RefusedError (404)."""
         live = self._by_id.get(session_id)
         if live is None:
-            raise RefusedError(404, f"there is no session {session_id!r}", code="unknown_session")
+            raise RefusedError(
+                404,
+                f"there is no session {session_id!r}: it never was, it was exported already, or it "
+                "was idle for too long",
+                code="unknown_session",
+            )
         return live
 
     def of_name(self, user_id: str | None, name: str) -> LiveSession:

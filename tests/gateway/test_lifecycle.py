@@ -48,6 +48,7 @@ async def test_an_episode_from_start_to_export(start: Any, plain: Any, tokenizer
     assert logprobs == pytest.approx([-0.1, -0.2])
     again = await http.admin("export_trajectories", session_id="shop-7-1")
     assert again.status_code == 404
+    assert "it was exported already" in again.json()["error"]["message"]
 
 
 async def test_the_status_codes_of_the_lifecycle(start: Any, plain: Any) -> None:
@@ -85,6 +86,30 @@ async def test_the_status_codes_of_the_lifecycle(start: Any, plain: Any) -> None
     assert (await http.admin("start_session", task_id="u", api_key="mine")).status_code == 200
     assert await status("/rl/no_such_route", {}, "admin") == 404
     assert (await http.get("/rl/start_session", "admin")).status_code == 405
+
+
+async def test_refusals_say_what_is_wrong_and_what_there_is(start: Any, plain: Any) -> None:
+    http = plain(await start(["x"], admin_key="admin"))
+    key = (await http.admin("start_session", task_id="t")).json()["api_key"]
+    await http.chat(key)
+
+    async def message(path: str, body: Any, key: str) -> str:
+        return (await http.post(path, body, key)).json()["error"]["message"]
+
+    assert await message("/rl/set_reward", {"reward": "good"}, key) == (
+        "reward is refused: a reward must be one finite number, got 'good' of type str"
+    )
+    said = await message("/rl/set_reward", {"reward": 1, "interaction_id": "no"}, key)
+    assert said.startswith("interaction_id is refused: no interaction 'no' is recorded")
+    said = await message("/v1/embeddings", {}, key)
+    assert said == (
+        "POST /embeddings is not served here; below /v1 there are chat/completions, completions, "
+        "messages, messages/count_tokens, models, responses, responses/{id}"
+    )
+    assert await message("/rl/reward", {}, "admin") == (
+        "/rl/reward is not served here; there are rl/end_session, rl/export_trajectories, "
+        "rl/set_reward, rl/start_session"
+    )
 
 
 async def test_an_export_waits_for_the_end(start: Any, plain: Any) -> None:
