@@ -67,13 +67,19 @@ def train(
     Example: agent-rl train ppo.yaml --workflow my_agents.MathAgent rollout.group_size=8
     """
     from agent_rl.config import load_config
+    from agent_rl.config.files import check_files
+    from agent_rl.rollout.import_path import import_name
 
     settings = load_config(config, overrides)
     if workflow is None and settings.rollout.agent.mode != "online":
         raise click.UsageError("--workflow PKG.MOD.NAME is missing: the agent to train")
+    check_files(settings)
+    sys.path.insert(0, str(Path.cwd()))  # as `python -m` does: the user's modules are here
+    for option, name in (("--workflow", workflow), ("--eval-workflow", eval_workflow)):
+        if name is not None:
+            import_name(name, what=option)  # a slip of the pen is found before torch is loaded
     from agent_rl.train.trainer import PPOTrainer
 
-    sys.path.insert(0, str(Path.cwd()))  # as `python -m` does: the user's modules are here
     with PPOTrainer(settings) as trainer:
         trainer.train(workflow=workflow, eval_workflow=eval_workflow)
 
@@ -114,6 +120,9 @@ def serve(model: str, learn: str | None, host: str, port: int, overrides: tuple[
 
     Example: agent-rl serve --model ./my-model --learn binary online.judge.votes=5
     """
+    from agent_rl.config.files import check_model
+
+    check_model("--model", model)
     from agent_rl.serve import serve as serve_model
     from agent_rl.serve import serve_config
 
@@ -128,8 +137,13 @@ def serve(model: str, learn: str | None, host: str, port: int, overrides: tuple[
 def certify(model: str, renderer: str, tool_call_parser: str, reasoning_parser: str) -> None:
     """Try out which kinds of turns MODEL's tokenizer and chat template can do token-exactly.
 
+    MODEL is a Hugging Face folder; small: the small model.
+
     Example: agent-rl certify ./my-model
     """
+    from agent_rl.config.files import check_model
+
+    check_model("MODEL", model)
     from agent_rl.engine.loading import load_tokenizer
     from agent_rl.tokens.certify import certify
 

@@ -19,20 +19,21 @@ from rich.text import Text
 from agent_rl.config import PPOConfig, load_config
 from agent_rl.engine.loading import load_tokenizer
 from agent_rl.engine.local import LocalEngine
-from agent_rl.engine.small_model import small_model
 from agent_rl.gateway.server import Gateway
 from agent_rl.online.service import OnlineService
 from agent_rl.train import setup
 from agent_rl.train.interrupt import Interrupts
+from agent_rl.train.run_folder import RunFolder
 from agent_rl.train.trainer import PPOTrainer, StepReport
 
 _REFRESHES_PER_S = 2
 # One pass over 16 turns at a small learning rate; turns are groups of one, so the baseline is the
-# running mean of earlier rewards.
+# running mean of earlier rewards. Served again, the model goes on from what it learnt.
 _LEARNING = (
     "rollout.agent.mode=online",
     "rollout.consumer_batch_size=16",
     "total_train_steps=1000000",
+    "recover.mode=auto",
     "actor.optimizer.lr=1e-5",
     "actor.optimizer.warmup_steps_proportion=0.0",
     "actor.reward_norm={mean_level: running, std_level: null}",
@@ -47,12 +48,11 @@ def serve_config(
     port: int = 8000,
     overrides: Sequence[str] = (),
 ) -> PPOConfig:
-    """The settings of ``serve``, then the user's overrides. ``small`` is the small model."""
-    path = str(small_model()) if model == "small" else model
+    """The settings of ``serve``, then the user's overrides."""
     settings = [
-        f"tokenizer_path={json.dumps(path)}",
+        f"tokenizer_path={json.dumps(model)}",
         "experiment_name=serve",
-        "stats_logger.console=false",
+        "stats_logger.console=off",
         f"gateway.host={json.dumps(host)}",
         f"gateway.port={port}",
     ]
@@ -69,6 +69,7 @@ def serve(config: PPOConfig, console: Console | None = None) -> None:
     The weights learnt are kept at the end.
     """
     console = console or Console()
+    _say(console, f"loading {setup.model_path(config)}")
     with Interrupts():
         if config.rollout.agent.mode == "online":
             _serve_and_learn(config, console)
@@ -102,12 +103,10 @@ def _serve_and_learn(config: PPOConfig, console: Console) -> None:
         source = trainer.source
         assert source is not None, "mode=online makes a source"
         _announce(console, source.gateway)
-        console.print(
+        _say(
+            console,
             f"learning from conversations: {config.online.method}, "
             f"{config.rollout.consumer_batch_size} turns a step -> {trainer.run_dir}/",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
         )
         reports: list[StepReport] = []
 
@@ -121,6 +120,7 @@ def _serve_and_learn(config: PPOConfig, console: Console) -> None:
 
         with _live_line(console, line):
             trainer.train(on_step=show)
+        _say(console, RunFolder(config).farewell(source.version))
 
 
 def gateway_line(gateway: Gateway) -> str:
@@ -155,7 +155,11 @@ def _announce(console: Console, gateway: Gateway) -> None:
         "name each conversation in the header X-Session-Id; Ctrl-C stops",
     )
     for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        _say(console, line)
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager

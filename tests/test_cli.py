@@ -71,9 +71,11 @@ def run(project: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     [
         (["nowhere.yaml"], 2, "cannot read the config nowhere.yaml"),
         (["ppo.yaml", "rollout.groupsize=3"], 2, "did you mean 'group_size'"),
-        (["ppo.yaml", "tokenizer_path=/nowhere"], 2, "there is no folder /nowhere"),
+        (["ppo.yaml", "tokenizer_path=/nowhere"], 2, "tokenizer_path=/nowhere: there is no folder"),
+        (["ppo.yaml", "actor.path=gone"], 2, "actor.path=gone: there is no folder gone; give"),
         (["ppo.yaml", "train_dataset=gone.jsonl"], 2, "gone.jsonl does not exist"),
-        (["ppo.yaml", "--workflow", "my_agents.Nobody"], 2, "my_agents.Nobody"),
+        (["ppo.yaml", "--workflow", "my_agents.Nobody"], 2, "--workflow='my_agents.Nobody': "),
+        (["ppo.yaml", "--eval-workflow", "nothing.Here"], 2, "--eval-workflow='nothing.Here': "),
         (["ppo.yaml", "--workflow", "my_agents.Broken"], 1, "the database is gone"),
         (["ppo.yaml", "--workflow", "my_agents.Silent"], 1, "no_reward"),
         (["ppo.yaml", "fileroot=train.jsonl"], 1, "cannot write the run's folder"),
@@ -90,6 +92,41 @@ def test_a_fault_is_one_line(
     errors = capsys.readouterr().err
     assert errors.count("\n") == 1, errors
     assert message in errors
+
+
+def test_slips_of_the_pen_are_found_before_torch_is_loaded(project: Path) -> None:
+    """And they leave no run behind."""
+    program = (
+        "import sys\nimport agent_rl.cli as cli\n"
+        "try:\n    cli.main()\n"
+        "finally:\n    print([name for name in ('torch', 'transformers') if name in sys.modules])\n"
+    )
+    command = ["train", "ppo.yaml", "--workflow", "my_agents.Echo"]
+    for slip in (
+        ["--workflow", "my_agents.Eco"],
+        ["actor.path=gone"],
+        ["train_dataset=gone.jsonl"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *command, *slip],
+            cwd=project,
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode, done.stdout) == (2, "[]\n"), done.stderr
+    assert not (project / "runs").exists()
+
+
+def test_the_small_model_has_a_name_everywhere(
+    run: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``small`` is accepted as a model by each command; what fails here is something else."""
+    assert run("certify", "small") == 0
+    assert run("plan", "small") == 0
+    workflow = ["--workflow", "my_agents.Echo"]
+    capsys.readouterr()
+    assert run("train", "ppo.yaml", *workflow, "tokenizer_path=small", "ref.path=small") == 2
+    assert "ref has no effect" in capsys.readouterr().err
 
 
 def test_an_agent_is_needed_unless_users_are_served(
@@ -129,7 +166,7 @@ def test_a_signal_keeps_a_checkpoint_and_ends_the_process(
     )
     assert process.stdout is not None
     for line in process.stdout:
-        if "Train step 2/" in line:
+        if line.startswith("step 2/"):
             process.send_signal(number)
             break
     _, errors = process.communicate(timeout=60)

@@ -73,18 +73,13 @@ def test_serving_until_interrupted(
         assert (process.returncode, errors.strip()) == (0, "stopped")
 
 
-def test_learning_from_a_conversation(tiny_model_dir: Path, tmp_path: Path) -> None:
-    """One step of two turns: a line with the step's figures, checkpoint, metrics and turns."""
-    settings = [
-        "total_train_steps=1",
-        "rollout.consumer_batch_size=2",
-        "online.judge.votes=1",
-        "online.judge.max_tokens=4",
-        "engine.max_seq_len=1024",
-        "fileroot=out",
+def learn(folder: Path, model: Path, *settings: str) -> str:
+    """What a server printed that learnt from one conversation of two turns, and ended by itself."""
+    options = [
+        *("--model", str(model), "--learn", "binary", "rollout.consumer_batch_size=2"),
+        *("online.judge.votes=1", "online.judge.max_tokens=4", "engine.max_seq_len=1024"),
     ]
-    model = ["--model", str(tiny_model_dir), "--learn", "binary"]
-    with serving(tmp_path, *model, *settings) as (process, url, key):
+    with serving(folder, *options, "fileroot=out", *settings) as (process, url, key):
         headers = {"X-Session-Id": "ann"}
         with openai.OpenAI(base_url=url, api_key=key, default_headers=headers) as client:
             messages = []
@@ -98,16 +93,34 @@ def test_learning_from_a_conversation(tiny_model_dir: Path, tmp_path: Path) -> N
                 )
                 message = completion.choices[0].message
                 messages.append({"role": "assistant", "content": message.content})
-        output, errors = rest_of(process, tmp_path)
+        output, errors = rest_of(process, folder)
     assert process.returncode == 0, errors
+    return output
+
+
+def test_learning_from_a_conversation(tiny_model_dir: Path, tmp_path: Path) -> None:
+    """One step of two turns: a line with the step's figures, checkpoint, metrics and turns."""
+    output = learn(tmp_path, tiny_model_dir, "total_train_steps=1")
     assert "learning from conversations: binary, 2 turns a step -> out/serve/trial/" in output
     assert "turns 2 (0 being judged)" in output
     assert "votes 1 (0 failed)" in output
     assert "version 1" in output
+    assert "finished: 1 steps; checkpoint in out/serve/trial/checkpoints/step1/; " in output
     run = tmp_path / "out" / "serve" / "trial"
     assert (run / "checkpoints" / "step1" / "model.safetensors").exists()
     assert "online/score" in (run / "metrics.jsonl").read_text(encoding="utf-8")
     assert len((run / "turns.jsonl").read_text(encoding="utf-8").splitlines()) == 2
+
+
+@pytest.mark.slow
+def test_served_again_it_goes_on_from_what_it_learnt(tiny_model_dir: Path, tmp_path: Path) -> None:
+    """The second process starts at version 1 and makes step 2; nothing of the first is lost."""
+    learn(tmp_path, tiny_model_dir, "total_train_steps=1")
+    assert "version 2" in learn(tmp_path, tiny_model_dir, "total_train_steps=2")
+    run = tmp_path / "out" / "serve" / "trial"
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step1", "step2"]
+    assert [path.name for path in run.parent.iterdir()] == ["trial"]
+    assert (run / "metrics.jsonl").read_text(encoding="utf-8").count('"step": ') == 2
 
 
 def test_the_line_of_a_server_that_learns_nothing() -> None:

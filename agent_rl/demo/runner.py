@@ -21,8 +21,8 @@ from rich.text import Text
 
 from agent_rl.client.areal_openai import ArealOpenAI
 from agent_rl.config import PPOConfig, load_config
+from agent_rl.config.files import SMALL_MODEL
 from agent_rl.demo.shop import ShopAgent, make_tasks
-from agent_rl.engine.small_model import small_model
 from agent_rl.errors import MissingDependencyError
 from agent_rl.train.trainer import PPOTrainer, StepReport
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 SETTINGS = Path(__file__).with_name("demo.yaml")
 _NUM_HELDOUT = 64
 _NUM_SHOWN = 2
-_BAR_WIDTH = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +50,7 @@ class Summary:
 
 
 def run_demo(*, seed: int, out: Path, overrides: Sequence[str] = ()) -> Summary:
-    """Train, with a line for each step; returns what was written to ``out/summary.json``.
+    """Train and compare before with after; returns what was written to ``out/summary.json``.
 
     An earlier demo in ``out`` is replaced.
     """
@@ -66,18 +65,17 @@ def run_demo(*, seed: int, out: Path, overrides: Sequence[str] = ()) -> Summary:
     rewards: list[float] = []
     tokens_trained = 0
 
-    def show(report: StepReport) -> None:
+    def note(report: StepReport) -> None:
         nonlocal tokens_trained
         rewards.append(report.stats["rollout/reward"])
         tokens_trained += int(report.stats["ppo_actor/n_valid_tokens"])
-        console.print(_curve_line(report, rewards[-1]), highlight=False)
 
     with PPOTrainer(config, tasks, heldout) as trainer:
         before = trainer.evaluate(ShopAgent)["eval-rollout/reward"]
         console.print(f"held-out reward before: [bold]{before:.2f}[/] ({len(heldout)} tasks)")
         _show_conversations(console, "before", trainer, heldout[:_NUM_SHOWN])
         train_start_s = time.monotonic()
-        trainer.train(workflow=ShopAgent, on_step=show)
+        trainer.train(workflow=ShopAgent, on_step=note)
         train_wall_s = time.monotonic() - train_start_s
         after = trainer.evaluate(ShopAgent)["eval-rollout/reward"]
         _show_conversations(console, "after", trainer, heldout[:_NUM_SHOWN])
@@ -101,7 +99,6 @@ def run_demo(*, seed: int, out: Path, overrides: Sequence[str] = ()) -> Summary:
 def demo_config(*, seed: int, out: Path, overrides: Sequence[str] = ()) -> PPOConfig:
     """The shipped settings for this seed and folder, then the user's overrides."""
     _check_plotting()
-    model = str(small_model())
     return load_config(
         SETTINGS,
         [
@@ -109,8 +106,7 @@ def demo_config(*, seed: int, out: Path, overrides: Sequence[str] = ()) -> PPOCo
             f"fileroot={json.dumps(str(out.parent))}",
             f"experiment_name={json.dumps(out.name)}",
             "trial_name=''",
-            "stats_logger.console=false",
-            f"tokenizer_path={json.dumps(model)}",
+            f"tokenizer_path={SMALL_MODEL}",
             *overrides,
         ],
     )
@@ -119,7 +115,7 @@ def demo_config(*, seed: int, out: Path, overrides: Sequence[str] = ()) -> PPOCo
 def _remove_earlier_run(out: Path) -> None:
     """Only what an earlier demo wrote, and only where one was completed or begun."""
     if (out / "config.yaml").is_file():
-        for name in ("rollout", "eval-rollout", "checkpoints"):
+        for name in ("rollout", "eval-rollout", "checkpoints", "recover"):
             shutil.rmtree(out / name, ignore_errors=True)
         for path in [*out.glob("metrics*.jsonl"), out / "summary.json", out / "reward.png"]:
             path.unlink(missing_ok=True)
@@ -131,13 +127,6 @@ def _check_plotting() -> None:
         import matplotlib  # noqa: F401
     except ImportError:
         raise MissingDependencyError("the demo needs: pip install 'agent-rl[demo]'") from None
-
-
-def _curve_line(report: StepReport, reward: float) -> str:
-    bar = "█" * round(reward * _BAR_WIDTH)
-    seconds = report.stats["timeperf/rollout"] + report.stats["timeperf/train_step"]
-    step = f"step {report.step + 1:>2}/{report.total_steps}"
-    return f"{step}  reward {reward:.2f} {bar:<{_BAR_WIDTH}} {seconds:5.1f} s"
 
 
 def _show_conversations(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,16 +13,13 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
+from agent_rl.config.files import is_hub_id
+from agent_rl.engine.load_lock import loading
+from agent_rl.engine.small_model import model_folder
 from agent_rl.errors import ModelLoadError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-# While transformers loads a model it replaces functions of its own for the whole process. Two loads
-# that overlap would put the replacement back for good, and no later model would tie its weights.
-loading = threading.Lock()
-
-_HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 
 
 def load_model(path: str | Path, *, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
@@ -35,6 +30,7 @@ def load_model(path: str | Path, *, device: torch.device, dtype: torch.dtype) ->
     Raises:
         ModelLoadError: no such folder, or what it holds is not a whole model.
     """
+    path = model_folder(path)
     with loading, _explained("model", path), quiet_transformers():
         model, report = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, use_safetensors=True, output_loading_info=True
@@ -50,6 +46,7 @@ def load_model(path: str | Path, *, device: torch.device, dtype: torch.dtype) ->
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """Raises ModelLoadError when the folder holds no tokenizer."""
+    path = model_folder(path)
     with _explained("tokenizer", path):
         return AutoTokenizer.from_pretrained(path)
 
@@ -113,8 +110,7 @@ def load_weights(model: PreTrainedModel, folder: Path) -> None:
 def _explained(noun: str, path: str | Path) -> Iterator[None]:
     """Turn the many errors of transformers into one line that names the folder."""
     is_folder = Path(path).is_dir()
-    is_local = isinstance(path, Path) or not _HUB_ID.fullmatch(path) or Path(path).parent.is_dir()
-    if not is_folder and is_local:
+    if not is_folder and (isinstance(path, Path) or not is_hub_id(path)):
         raise ModelLoadError(f"cannot load a {noun}: there is no folder {path}")
     try:
         yield

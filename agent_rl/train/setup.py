@@ -17,6 +17,7 @@ from agent_rl.engine.base import InferenceEngine
 from agent_rl.engine.connect import connect_engine
 from agent_rl.engine.loading import load_model
 from agent_rl.engine.local import LocalEngine
+from agent_rl.engine.small_model import model_folder
 from agent_rl.engine.weights import WeightPublisher
 from agent_rl.errors import ConfigError
 from agent_rl.online.service import OnlineService
@@ -158,7 +159,8 @@ def open_engine(
     team the model is going to be sharded, so the embedded engine has weights of its own.
     """
     if config.engine.backend != "local":
-        return connect_engine(config.engine, model_path(config), run_dir(config) / "servers")
+        folder = str(model_folder(model_path(config)))
+        return connect_engine(config.engine, folder, run_dir(config) / "servers")
     own = model if team.size == 1 else _load(model_path(config), config, config.actor.dtype)
     limits = config.engine
     return LocalEngine(

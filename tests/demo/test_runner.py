@@ -37,7 +37,7 @@ def test_the_demo_writes_what_it_promises(
         ],
     )
     printed = capsys.readouterr().out
-    assert "step  2/2  reward 0.00" in printed
+    assert "step 2/2: reward 0; " in printed
     assert printed.count("held-out task 1") == 2, "one conversation before, one after"
 
     written = json.loads((out / "summary.json").read_text())

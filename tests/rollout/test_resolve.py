@@ -10,7 +10,8 @@ import pytest
 
 from agent_rl.errors import WorkflowResolutionError
 from agent_rl.rollout.agent import AgentSettings, AgentWorkflow
-from agent_rl.rollout.resolve import import_name, resolve_accept, resolve_workflow
+from agent_rl.rollout.import_path import import_name
+from agent_rl.rollout.resolve import resolve_accept, resolve_workflow
 from agent_rl.rollout.workflow import RolloutWorkflow
 
 SETTINGS = AgentSettings(tokenizer=object())
