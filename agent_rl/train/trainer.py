@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from agent_rl.config import PPOConfig
+from agent_rl.config.explain import require_section
+from agent_rl.config.files import check_files
 from agent_rl.engine.base import InferenceEngine, WeightUpdate
 from agent_rl.engine.loading import load_tokenizer
 from agent_rl.engine.local import LocalEngine
@@ -88,6 +90,8 @@ class PPOTrainer:
         engine: InferenceEngine | None = None,
         source: OnlineService | None = None,
     ) -> None:
+        require_section(config, PPOConfig, "PPOTrainer")
+        check_files(config)
         self.config = config
         self._folder = RunFolder(config)
         self.run_dir = self._folder.path
@@ -344,15 +348,16 @@ class PPOTrainer:
     def _keep_stopped(self) -> None:
         if not self._is_whole:
             logger.warning("stopped within an update: the weights are of no step and not kept")
-        elif self._recovery is None:
-            logger.warning("stopped; the checkpoint is in %s", self.save("interrupted"))
-        elif self._num_steps == 0:
+        elif self._num_steps == 0 and self._recovery is not None:
             logger.warning("stopped before the first step was done")
         else:
-            if self._recovery.num_steps < self._num_steps:  # after the update of a step
-                self._recovery.note(self._num_steps)
-            self._write_recovery(self._recovery)
-            logger.warning("stopped after step %d; run it again to go on", self._num_steps)
+            if self._recovery is None or self.source is not None:  # what users taught is wanted
+                logger.warning("stopped; the checkpoint is in %s", self.save("interrupted"))
+            if self._recovery is not None:
+                if self._recovery.num_steps < self._num_steps:  # after the update of a step
+                    self._recovery.note(self._num_steps)
+                self._write_recovery(self._recovery)
+                logger.warning("stopped after step %d; run it again to go on", self._num_steps)
 
     def _write_recovery(self, recovery: Recovery) -> None:
         recovery.save(self._replica)
