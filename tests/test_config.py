@@ -51,6 +51,36 @@ def test_bad_keys_and_values_are_named(override: str, message: str) -> None:
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            "engine.routing=prefix engine.update=tensor",
+            "update=tensor has no effect: it needs back",
+        ),
+        ("engine.backend=vllm engine.launch={} engine.max_seq_len=64", "it needs backend=local"),
+        ("actor.max_new_tokens=8", "it needs overlong_reward_penalty=true"),
+        ("actor.rejection_sampling.action=clamp", "rejection_sampling has no effect"),
+        ("actor.rejection_sampling.agg=sum", "agg=sum has no effect: it needs level=sequence"),
+        ("actor.kl_estimator=k3", "it needs kl_ctl above 0"),
+        ("actor.kl_loss_estimator=k1", "it needs kl_loss_coef above 0"),
+        ("actor.sapo_tau_neg=2.0", "it needs policy_loss=sapo"),
+        ("actor.policy_loss=sapo actor.eps_clip=0.1", "eps_clip=0.1 has no effect"),
+        ("actor.reward_norm.running_decay=0.5", "it needs mean_level=running"),
+        ("actor.optimizer.min_lr_ratio=0.1", "lr_scheduler_type linear or cosine"),
+        ("critic.loss_coef=1.0", "it needs trunk=shared"),
+        ("critic.trunk=shared critic.path=x", "path=x has no effect: it needs trunk=separate"),
+        ("recover.freq_steps=5", "it needs mode=auto"),
+        ("total_train_steps=1 total_train_epochs=2", "give one of both"),
+        ("gconfig.top_logprobs=2", "gconfig.top_logprobs has no effect"),
+    ],
+)
+def test_values_that_nobody_would_read_are_refused(overrides: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, overrides.split(" "))
+    assert message in str(caught.value)
+
+
 def waits(section: type[BaseModel], path: str = "") -> Iterator[str]:
     """The keys of seconds in a section and those below it: "engine.timeout_s" and so on."""
     for name, field in section.model_fields.items():
@@ -63,9 +93,12 @@ def waits(section: type[BaseModel], path: str = "") -> Iterator[str]:
 
 def written(key: str, text: str) -> Any:
     """The value of the key where it is written so; "refused" if it may not be."""
-    backend = ["engine.backend=sglang"] if key.startswith("engine.launch") else []
+    is_of_servers = key.startswith("engine.")
+    servers = ["engine.backend=sglang"] if is_of_servers else []
+    if is_of_servers and not key.startswith("engine.launch"):
+        servers.append("engine.addresses=[http://one:1]")
     try:
-        value: Any = load_config(None, [f"{key}={text}", *backend])
+        value: Any = load_config(None, [f"{key}={text}", *servers])
     except ConfigError:
         return "refused"
     for name in key.split("."):

@@ -38,6 +38,12 @@ class OptimizerConfig(Section):
         0.0, ge=0.0, le=1.0, description="of the peak, below which the rate does not fall"
     )
 
+    @model_validator(mode="after")
+    def _a_constant_rate_has_no_floor(self) -> OptimizerConfig:
+        if self.lr_scheduler_type == "constant":
+            self.refuse_idle("min_lr_ratio", need="lr_scheduler_type linear or cosine")
+        return self
+
 
 class NormConfig(Section):
     """actor.reward_norm and actor.adv_norm (docs/guides/training.md has worked numbers)."""
@@ -71,6 +77,8 @@ class NormConfig(Section):
     def _leave_one_out_of_a_mean(self) -> NormConfig:
         if self.mean_leave1out and self.mean_level not in ("batch", "group"):
             raise ValueError("mean_leave1out needs mean_level batch or group")
+        if self.mean_level != "running":
+            self.refuse_idle("running_decay", need="mean_level=running")
         return self
 
 
@@ -107,6 +115,8 @@ class RejectionSamplingConfig(Section):
             raise ValueError("action=clamp needs metric=ratio: a KL bound is no weight")
         elif self.metric in ("kl_k2", "kl_k3") and self.upper <= 0.0:
             raise ValueError(f"metric={self.metric} is never negative; upper must be above 0")
+        if self.level == "token":
+            self.refuse_idle("agg", need="level=sequence")
         return self
 
 
@@ -263,4 +273,22 @@ class ActorConfig(Section):
             raise ValueError("policy_loss=sapo has its own gate; use_decoupled_loss must be false")
         if self.c_clip is not None and self.policy_loss != "ppo":
             raise ValueError(f"c_clip has no effect with policy_loss={self.policy_loss}")
+        return self
+
+    @model_validator(mode="after")
+    def _no_parameter_of_what_is_off(self) -> ActorConfig:
+        if not self.overlong_reward_penalty:
+            names = ("overlong_tokens", "overlong_penalty_factor", "max_new_tokens")
+            need = "overlong_reward_penalty=true (what limits an answer is gconfig.max_new_tokens)"
+            self.refuse_idle(*names, need=need)
+        if not self.use_decoupled_loss:
+            self.refuse_idle("rejection_sampling", need="use_decoupled_loss=true")
+        if not self.kl_ctl:
+            self.refuse_idle("kl_estimator", need="kl_ctl above 0")
+        if not self.kl_loss_coef:
+            self.refuse_idle("kl_loss_estimator", need="kl_loss_coef above 0")
+        if self.policy_loss == "sapo":
+            self.refuse_idle("eps_clip", "eps_clip_higher", need="policy_loss ppo or cispo")
+        else:
+            self.refuse_idle("sapo_tau_pos", "sapo_tau_neg", need="policy_loss=sapo")
         return self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agent_rl.config.actor import OptimizerConfig
 from agent_rl.config.section import Dtype, Section
@@ -27,3 +27,12 @@ class CriticConfig(Section):
     loss_coef: float = Field(0.5, gt=0.0, description="of the value loss in a shared trunk's loss")
     eps_clip: float = Field(0.5, gt=0.0, description="how far a step may move a value for free")
     huber_delta: float | None = Field(None, gt=0.0, description="null: squared error")
+
+    @model_validator(mode="after")
+    def _fields_are_of_the_trunk(self) -> CriticConfig:
+        if self.trunk == "separate":
+            self.refuse_idle("loss_coef", need="trunk=shared")
+        else:
+            names = ("path", "dtype", "optimizer", "ppo_n_minibatches", "gradient_checkpointing")
+            self.refuse_idle(*names, need="trunk=separate; a shared trunk is the actor's")
+        return self

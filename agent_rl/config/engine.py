@@ -8,6 +8,11 @@ from pydantic import Field, model_validator
 
 from agent_rl.config.section import LimitS, Section, TimeoutS
 
+_OF_SERVERS = (
+    *("api_key", "routing", "update", "on_update", "max_in_flight", "timeout_s"),
+    *("update_timeout_s", "unavailable_timeout_s", "trainer_address"),
+)
+
 
 class LaunchConfig(Section):
     """engine.launch: servers that the run starts on this machine, and stops at its end."""
@@ -77,4 +82,13 @@ class EngineConfig(Section):
             raise ValueError("backend=vllm cannot do on_update=retract; use abort or in_place")
         if self.backend == "vllm" and self.update == "tensor":
             raise ValueError("backend=vllm cannot do update=tensor; use disk or distributed")
+        return self
+
+    @model_validator(mode="after")
+    def _fields_are_of_the_backend(self) -> EngineConfig:
+        if self.backend == "local":
+            self.refuse_idle(*_OF_SERVERS, need="backend=sglang or backend=vllm")
+        else:
+            need = "backend=local; a server has arguments of its own (engine.launch.args)"
+            self.refuse_idle("max_batch_size", "max_seq_len", need=need)
         return self

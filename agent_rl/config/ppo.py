@@ -44,6 +44,12 @@ class RecoverConfig(StepsConfig):
     )
     freq_secs: float | None = Field(600.0, gt=0, description="after so many seconds")
 
+    @model_validator(mode="after")
+    def _is_on_where_it_has_a_frequency(self) -> RecoverConfig:
+        if self.mode == "off":
+            self.refuse_idle("freq_epochs", "freq_steps", "freq_secs", need="mode=auto")
+        return self
+
 
 class PPOConfig(Section):
     """The config of ``PPOTrainer``."""
@@ -92,6 +98,18 @@ class PPOConfig(Section):
                 raise ValueError(
                     f"{name}.n_samples={samples} has no effect on a run: the episodes of a datum "
                     "are rollout.group_size"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_is_idle(self) -> PPOConfig:
+        if self.total_train_steps is not None:
+            self.refuse_idle("total_train_epochs", need="total_train_steps=null; give one of both")
+        for name in ("gconfig", "eval_gconfig"):
+            if getattr(getattr(self, name), "top_logprobs", 0):
+                raise ValueError(
+                    f"{name}.top_logprobs has no effect on a run: an agent that wants them sends "
+                    "top_logprobs with its request"
                 )
         return self
 

@@ -35,6 +35,19 @@ FolderName = Annotated[str, AfterValidator(_one_folder)]
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
+    def refuse_idle(self, *names: str, need: str) -> None:
+        """Refuse fields that were given a value of their own, though nobody will read it.
+
+        Raises:
+            ValueError: one of ``names`` differs from its default; ``need`` says when it has effect.
+        """
+        for name in names:
+            value = getattr(self, name)
+            default = type(self).model_fields[name].get_default(call_default_factory=True)
+            if value != default:
+                shown = "" if isinstance(value, BaseModel) else f"={value}"
+                raise ValueError(f"{name}{shown} has no effect: it needs {need}")
+
 
 class ChatSection(Section):
     """Shared by the doors to the model: how a session's messages become ids and back."""

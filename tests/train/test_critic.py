@@ -106,9 +106,8 @@ def with_critic(config: ActorConfig, critic_config: CriticConfig) -> tuple[Actor
 @pytest.mark.parametrize("trunk", ["separate", "shared"])
 def test_an_actor_and_its_critic_learn_together(trunk: str) -> None:
     """The value loss of the same batch falls, in a model of its own and in the actor's."""
-    critic_config = CriticConfig.model_validate(
-        {"trunk": trunk, "eps_clip": 100.0, "loss_coef": 1.0, "optimizer": {"lr": 0.02}}
-    )
+    own = {"optimizer": {"lr": 0.02}} if trunk == "separate" else {"loss_coef": 1.0}
+    critic_config = CriticConfig.model_validate({"trunk": trunk, "eps_clip": 100.0, **own})
     config = ActorConfig.model_validate({"reward_norm": None, "optimizer": {"lr": 0.02}})
     actor, _ = with_critic(config, critic_config)
     key = "ppo_critic/value_loss" if trunk == "separate" else "ppo_actor/update/loss/value"
