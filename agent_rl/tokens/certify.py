@@ -254,4 +254,8 @@ def _misread(format: ChatFormat, case: _Case, prompt: Sequence[int], output: Seq
 
 
 def _remark(format: ChatFormat, case: _Case) -> str:
-    return "hermes form: the template ignores tools" if case.tools and format.is_fallback else ""
+    return (
+        "hermes form, tools described in the system turn"
+        if case.tools and format.is_fallback
+        else ""
+    )

@@ -240,7 +240,11 @@ class ChatFormat:
         if self._reader is not None:
             return f"renderers: {self._reader.name}"
         name = self._tool_format.name if self._tool_format is not None else "none"
-        return f"{name} (fallback: the template ignores tools)" if self.is_fallback else name
+        return (
+            f"{name} (described in the system turn: the template has no place for tools)"
+            if self.is_fallback
+            else name
+        )
 
     @property
     def tool_format_name(self) -> str:

@@ -15,7 +15,7 @@ FEATURES = (
     *("tool call", "parallel calls", "tool error", "system + tools", "tools, then user"),
 )
 SMOLLM_TABLE = """
-tools             hermes (fallback: the template ignores tools)
+tools             hermes (described in the system turn: the template has no place for tools)
 reasoning         none
 stop tokens       <|im_end|>
 
@@ -27,11 +27,11 @@ reasoning         unsupported  neither template nor vocabulary has reasoning tag
 unicode           exact
 empty output      exact
 length stop       exact
-tool call         exact        hermes form: the template ignores tools
-parallel calls    exact        hermes form: the template ignores tools
-tool error        exact        hermes form: the template ignores tools
-system + tools    exact        hermes form: the template ignores tools
-tools, then user  exact        hermes form: the template ignores tools"""
+tool call         exact        hermes form, tools described in the system turn
+parallel calls    exact        hermes form, tools described in the system turn
+tool error        exact        hermes form, tools described in the system turn
+system + tools    exact        hermes form, tools described in the system turn
+tools, then user  exact        hermes form, tools described in the system turn"""
 # Families that do everything exactly, but for reasoning where they have none.
 WHOLE = (
     *("chatml", "command_r", "gemma_3", "glm_4_5", "llama_3", "llama_4", "mistral_7"),
