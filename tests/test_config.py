@@ -71,7 +71,6 @@ def test_bad_keys_and_values_are_named(override: str, message: str) -> None:
         ("critic.loss_coef=1.0", "it needs trunk=shared"),
         ("critic.trunk=shared critic.path=x", "path=x has no effect: it needs trunk=separate"),
         ("recover.freq_steps=5", "it needs mode=auto"),
-        ("total_train_steps=1 total_train_epochs=2", "give one of both"),
         ("gconfig.top_logprobs=2", "gconfig.top_logprobs has no effect"),
     ],
 )

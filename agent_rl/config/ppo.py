@@ -102,9 +102,7 @@ class PPOConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _nothing_is_idle(self) -> PPOConfig:
-        if self.total_train_steps is not None:
-            self.refuse_idle("total_train_epochs", need="total_train_steps=null; give one of both")
+    def _alternatives_are_asked_for_by_agents(self) -> PPOConfig:
         for name in ("gconfig", "eval_gconfig"):
             if getattr(getattr(self, name), "top_logprobs", 0):
                 raise ValueError(
