@@ -41,16 +41,17 @@ _OTHER_MODELS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
+    name: str
     memory_gb: float
     bandwidth_gb_s: float
     tflops: float
 
 
 GPUS = {
-    "a100": Gpu(memory_gb=80, bandwidth_gb_s=2039, tflops=312),
-    "h100": Gpu(memory_gb=80, bandwidth_gb_s=3350, tflops=989),
-    "h200": Gpu(memory_gb=141, bandwidth_gb_s=4800, tflops=989),
-    "l40s": Gpu(memory_gb=48, bandwidth_gb_s=864, tflops=362),
+    "a100": Gpu(name="A100", memory_gb=80, bandwidth_gb_s=2039, tflops=312),
+    "h100": Gpu(name="H100", memory_gb=80, bandwidth_gb_s=3350, tflops=989),
+    "h200": Gpu(name="H200", memory_gb=141, bandwidth_gb_s=4800, tflops=989),
+    "l40s": Gpu(name="L40S", memory_gb=48, bandwidth_gb_s=864, tflops=362),
 }
 
 
@@ -138,6 +139,8 @@ class Sheet:
 
     model: ModelSize
     workload: Workload
+    gpu: Gpu
+    link_gb_s: float
     gpus_per_server: int
     rollout_gpus: int
     train_gpus: int
@@ -159,6 +162,19 @@ class Sheet:
         """Rollouts run ahead while the last batch is trained on; the update stops both."""
         return max(self.rollout_s, self.train_s) + self.update_s
 
+    def assumptions(self) -> str:
+        gpu, work = self.gpu, self.workload
+        return (
+            f"GPU: {gpu.name}, {gpu.memory_gb:g} GB, {gpu.bandwidth_gb_s:g} GB/s, {gpu.tflops:g} "
+            f"TFLOP/s in bfloat16; weights travel at {self.link_gb_s:g} GB/s\n"
+            f"A step: {work.groups} groups of {work.group_size} episodes; an episode: {work.turns} "
+            f"turns, {work.prompt_tokens} tokens given in all, {work.completion_tokens} sampled in "
+            "each turn\n"
+            f"Reached of them: {_MEMORY_SHARE:.0%} of the memory, {_BANDWIDTH_SHARE:.0%} of the "
+            f"bandwidth, {_DECODE_FLOPS_SHARE:.0%} (decoding) and {_TRAIN_FLOPS_SHARE:.0%} "
+            "(training) of the TFLOP/s"
+        )
+
     def table(self) -> str:
         model, servers = self.model, self.rollout_gpus // self.gpus_per_server
         rows = (
@@ -175,7 +191,8 @@ class Sheet:
             ("weight update", f"{self.update_s:.1f} s"),
             ("a step, overlapped", f"{self.step_s:.0f} s"),
         )
-        return "\n".join(f"{name:<28} {value:>16}" for name, value in rows)
+        lines = (f"{name:<28} {value:>16}" for name, value in rows)
+        return "\n".join([self.assumptions(), "", *lines])
 
 
 def _count(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
@@ -239,6 +256,8 @@ def _split(
     return Sheet(
         model=model,
         workload=workload,
+        gpu=gpu,
+        link_gb_s=link_gb_s,
         gpus_per_server=per_server,
         rollout_gpus=servers * per_server,
         train_gpus=train_gpus,

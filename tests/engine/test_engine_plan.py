@@ -87,7 +87,7 @@ def test_a_step_by_hand() -> None:
     """
     model = ModelSize(num_parameters=10**9, kv_bytes=1000)
     work = Workload(groups=4, group_size=8, turns=4, prompt_tokens=1000, completion_tokens=250)
-    gpu = Gpu(memory_gb=100, bandwidth_gb_s=1000, tflops=100)
+    gpu = Gpu(name="X", memory_gb=100, bandwidth_gb_s=1000, tflops=100)
     sheet = plan(model, work, gpu, 2, link_gb_s=10)
     assert (sheet.rollout_gpus, sheet.train_gpus, sheet.gpus_per_server) == (1, 1, 1)
     assert sheet.in_flight == 64
@@ -97,6 +97,14 @@ def test_a_step_by_hand() -> None:
     assert sheet.train_s == pytest.approx(64000 / 3500)
     assert sheet.update_s == pytest.approx(0.2)
     assert sheet.step_s == pytest.approx(64000 / 3500 + 0.2)
+    assert sheet.table().startswith(
+        "GPU: X, 100 GB, 1000 GB/s, 100 TFLOP/s in bfloat16; weights travel at 10 GB/s\n"
+        f"A step: {work.groups} groups of {work.group_size} episodes; an episode: {work.turns} "
+        f"turns, {work.prompt_tokens} tokens given in all, {work.completion_tokens} sampled in "
+        "each turn\n"
+        "Reached of them: 85% of the memory, 60% of the bandwidth, 40% (decoding) and 35% "
+        "(training) of the TFLOP/s\n\nparameters "
+    )
     # Training is the bottleneck, so of 8 GPUs it gets all but one.
     assert plan(model, work, gpu, 8, link_gb_s=10).train_gpus == 7
 
