@@ -2,7 +2,8 @@
 
 An actor runs one episode at a time and reaches the model at the episode's own address, over TCP.
 Order and outcome are JSON text; what happens in between is ray_worker.py's. An actor that dies
-fails its episode and is replaced; so is one whose episode is cancelled or runs too long.
+fails its episode and is replaced; so is one whose episode is cancelled or runs too long. Ray is of
+the process: the first pool initialises it, no pool shuts it down.
 """
 
 from __future__ import annotations
@@ -19,13 +20,28 @@ from typing import Any
 from agent_rl.client.areal_openai import ArealOpenAI
 from agent_rl.config import RayConfig
 from agent_rl.errors import EpisodeError, MissingDependencyError
+from agent_rl.loop_thread import LoopThread
 from agent_rl.rollout.clock import place_in, standing_still
 from agent_rl.rollout.doors import Doors
 from agent_rl.rollout.order import AgentSource, Order, returned
 from agent_rl.types import JsonObject
 
 _START_TIMEOUT_S = 300.0
-_starting = threading.Lock()  # Ray is of the process, and initialised once
+_opening = threading.Lock()
+_opened: LoopThread | None = None
+
+
+def _ray_thread() -> LoopThread:
+    """Where all pools initialise Ray and create actors, one after the other.
+
+    It never ends: the kernel kills the servers that Ray starts when the thread that started them
+    ends, as those do that ``asyncio.to_thread`` uses, with their event loop.
+    """
+    global _opened
+    with _opening:
+        if _opened is None:
+            _opened = LoopThread("ray")
+        return _opened
 
 
 class RayPool:
@@ -74,7 +90,7 @@ class RayPool:
         """
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
-                actor = await asyncio.to_thread(self._start)
+                actor = await _ray_thread().run(self._create())
                 await actor.ready.remote()
         except TimeoutError as error:
             raise EpisodeError(
@@ -85,16 +101,16 @@ class RayPool:
             raise EpisodeError(f"a Ray actor did not start: {_first_line(error)}") from error
         return actor
 
-    def _start(self) -> Any:
+    async def _create(self) -> Any:
+        """An actor whose process may still be starting; Ray ends it if nobody waits for it."""
         ray = _ray()
-        with _starting:
-            if not ray.is_initialized():
-                ray.init(address=self.config.address, include_dashboard=False)
-            from agent_rl.rollout.ray_worker import EpisodeActor
+        if not ray.is_initialized():
+            ray.init(address=self.config.address, include_dashboard=False)
+        from agent_rl.rollout.ray_worker import EpisodeActor
 
-            num_cpus = self.config.cpus_per_actor if self.config.address else 0
-            remote = ray.remote(EpisodeActor)
-            return remote.options(num_cpus=num_cpus, max_restarts=0).remote(sys.path)
+        num_cpus = self.config.cpus_per_actor if self.config.address else 0
+        remote = ray.remote(EpisodeActor)
+        return remote.options(num_cpus=num_cpus, max_restarts=0).remote(sys.path)
 
 
 class RayAgent:
