@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from agent_rl import load_config
+from agent_rl import PPOConfig, load_config
+from agent_rl.config import AgentConfig, RolloutConfig
 from agent_rl.config.describe import config_keys
 from agent_rl.config.explain import nearest
 from agent_rl.config.foreign_names import FOREIGN_NAMES
@@ -82,3 +85,25 @@ def test_values_of_a_section_are_no_foreign_names() -> None:
 )
 def test_nearest(word: str, meant: str | None) -> None:
     assert nearest(word, ["group_size", "seed", "saver", "train_dataset"]) == meant
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "expected"),
+    [
+        (RolloutConfig, {"group_size": 0}, "config key 'group_size' = 0: Input should be greater"),
+        (RolloutConfig, {"groupsize": 4}, "unknown config key 'groupsize'; did you mean 'group_si"),
+        (RolloutConfig, {"n_samples": 4}, "here it is rollout.group_size"),
+        (RolloutConfig, {"agent": {"mode": "fast"}}, "config key 'agent.mode' = 'fast': Input"),
+        (AgentConfig, {"export_style": "concat"}, "export_style=concat needs chat_template_type"),
+        (PPOConfig, {"gconfig": {"temprature": 1}}, "'gconfig.temprature'; did you mean 'tempera"),
+        (PPOConfig, {"rollout": {"agent": {"mode": "fast"}}}, "'rollout.agent.mode' = 'fast'"),
+    ],
+)
+def test_python_and_yaml_fail_in_the_same_words(section, values, expected) -> None:
+    with pytest.raises(ConfigError) as caught:
+        section(**values)
+    said = str(caught.value)
+    assert expected in said and "pydantic" not in said and "validation error" not in said
+    if section is PPOConfig:
+        [(name, inner)] = values.items()
+        assert said == message(f"{name}={json.dumps(inner)}")

@@ -58,6 +58,9 @@ def _lines(fault: Any, root: type[BaseModel]) -> Iterator[str]:
         yield _unknown(keys, root)
     else:
         message = fault["msg"].removeprefix("Value error, ")
+        if not keys:  # the section as a whole: the message names the keys
+            yield message
+            return
         yield f"config key {'.'.join(keys)!r} = {fault['input']!r}: {message}"
 
 

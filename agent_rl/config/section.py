@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from agent_rl.config.explain import explained
+from agent_rl.errors import ConfigError
 from agent_rl.types import ChatTemplateType
 
 
@@ -34,6 +36,18 @@ FolderName = Annotated[str, AfterValidator(_one_folder)]
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    if not TYPE_CHECKING:  # to the type checker, pydantic's own signature
+
+        def __init__(self, /, **values: Any) -> None:
+            """Raises ConfigError, as a YAML file of the same values does."""
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise ConfigError(explained(error, type(self))) from None
+
+        # Else sections inside of this one would be made by calling it, each fault without its path.
+        __init__.__pydantic_base_init__ = True
 
     def refuse_idle(self, *names: str, need: str) -> None:
         """Refuse fields that were given a value of their own, though nobody will read it.
