@@ -12,6 +12,7 @@ from agent_rl.engine.scripted import ScriptedEngine
 from agent_rl.errors import EngineError, EpisodeError, RequestError, WrongTypeError, boundary
 from agent_rl.gateway.server import Gateway
 from agent_rl.rollout.executor import RolloutEngine
+from agent_rl.train.trainer import PPOTrainer
 
 
 def test_foreign_errors_carry_their_owner_and_cause() -> None:
@@ -60,6 +61,8 @@ WRONG = [
     (lambda t, e: RolloutEngine(e, tokenizer="./model"), "the tokenizer is the str './model'"),
     (lambda t, e: load_config(None, "seed=1"), r"a list of key=value, \['seed=1'\]"),
     (lambda t, e: load_config({"seed": 1}), r"a path or None, not the dict .*PPOConfig\(\*\*"),
+    (lambda t, e: PPOTrainer({"seed": 1}, [{}]), "PPOTrainer needs a PPOConfig, not the dict"),
+    (lambda t, e: PPOTrainer("ppo.yaml", [{}]), "not the str 'ppo.yaml'; make one: load_config"),
 ]
 
 
