@@ -179,6 +179,22 @@ def plan(model: str, gpu: str, gpus: int, link_gb_s: float, **workload: int) -> 
     click.echo(sheet.table())
 
 
+def _unknown_option(error: click.NoSuchOption) -> click.UsageError:
+    """Only what is near is suggested; a setting is written KEY=VALUE, not as an option."""
+    from agent_rl.config.describe import config_keys
+    from agent_rl.config.explain import nearest
+    from agent_rl.config.foreign_names import our_name
+
+    name = error.option_name.lstrip("-").replace("-", "_")
+    ours = name if name in config_keys() else our_name(name.split("."))
+    message = f"No such option {error.option_name!r}."
+    if near := nearest(error.option_name, error.possibilities or ()):
+        message += f" Did you mean {near!r}?"
+    elif ours is not None:
+        message += f" Settings are KEY=VALUE; this one is {ours}."
+    return click.UsageError(message, ctx=error.ctx)
+
+
 def main() -> None:
     """Entry point of ``agent-rl``: maps every outcome to an exit code and one line."""
     try:
@@ -186,6 +202,9 @@ def main() -> None:
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         code = 0
+    except click.NoSuchOption as error:
+        _unknown_option(error).show()
+        code = 2
     except click.ClickException as error:
         error.show()
         code = 2

@@ -19,6 +19,7 @@ from rich.text import Text
 from agent_rl.config import PPOConfig, load_config
 from agent_rl.engine.loading import load_tokenizer
 from agent_rl.engine.local import LocalEngine
+from agent_rl.errors import ConfigError
 from agent_rl.gateway.server import Gateway
 from agent_rl.online.service import OnlineService
 from agent_rl.train import setup
@@ -39,6 +40,16 @@ _LEARNING = (
     "actor.reward_norm={mean_level: running, std_level: null}",
 )
 
+_READ_BY_SERVING = (
+    "gateway",
+    "engine.max_batch_size",
+    "engine.max_seq_len",
+    "tokenizer_path",
+    "actor.path",
+    "actor.device",
+    "actor.dtype",
+)
+
 
 def serve_config(
     model: str,
@@ -48,7 +59,11 @@ def serve_config(
     port: int = 8000,
     overrides: Sequence[str] = (),
 ) -> PPOConfig:
-    """The settings of ``serve``, then the user's overrides."""
+    """The settings of ``serve``, then the user's overrides.
+
+    Raises:
+        ConfigError: also for a key that has no effect where nothing is learnt.
+    """
     settings = [
         f"tokenizer_path={json.dumps(model)}",
         "experiment_name=serve",
@@ -60,7 +75,20 @@ def serve_config(
         settings += [*_LEARNING, f"online.method={learn}"]
     if learn in ("opd", "combine"):
         settings.append("actor.distillation.weight=1.0")
-    return load_config(None, [*settings, *overrides])
+    config = load_config(None, [*settings, *overrides])
+    if config.rollout.agent.mode != "online":
+        _refuse_what_only_learning_reads(overrides)
+    return config
+
+
+def _refuse_what_only_learning_reads(overrides: Sequence[str]) -> None:
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        if not any(key == read or key.startswith(f"{read}.") for read in _READ_BY_SERVING):
+            raise ConfigError(
+                f"{key} has no effect where nothing is learnt: give --learn, or leave it out; "
+                f"without --learn, these are read: {', '.join(_READ_BY_SERVING)}"
+            )
 
 
 def serve(config: PPOConfig, console: Console | None = None) -> None:

@@ -173,3 +173,21 @@ def test_a_signal_keeps_a_checkpoint_and_ends_the_process(
     assert process.returncode == 0, errors
     assert "the checkpoint is in" in errors
     assert (project / "runs/agent_rl/trial/checkpoints/interrupted/model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--steps", "this one is total_train_steps."),
+        ("--num-generations", "this one is rollout.group_size."),
+        ("--rollout.group-size", "this one is rollout.group_size."),
+        ("--sed", "Did you mean '--seed'?"),
+        ("--workers", "No such option '--workers'.\n"),
+    ],
+)
+def test_an_option_that_is_none_is_answered_with_what_was_meant(
+    run: Callable[..., int], capsys: pytest.CaptureFixture[str], option: str, said: str
+) -> None:
+    assert run("demo", option, "3") == 2
+    shown = capsys.readouterr().err
+    assert said in shown and "--help'?" not in shown

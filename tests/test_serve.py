@@ -144,6 +144,11 @@ def test_the_line_of_a_server_that_learns_nothing() -> None:
         ({"learn": "binary"}, "there is no folder nowhere"),
         ({"learn": None, "overrides": ["onlin.method=opd"]}, "did you mean 'online'"),
         ({"learn": "magic"}, "'online.method' = 'magic'"),
+        (
+            {"learn": None, "overrides": ["gateway.model=x", "online.judge.votes=3"]},
+            "online.judge.votes has no effect where nothing is learnt: give --learn",
+        ),
+        ({"learn": None, "overrides": ["engine={backend: local}"]}, "engine has no effect"),
     ],
 )
 def test_wrong_input_is_a_typed_error(
@@ -168,5 +173,6 @@ def test_each_method_has_settings_that_can_teach() -> None:
         assert not config.actor.reward_norm.uses_group_statistics
     assert serve_config("x", learn=None).rollout.agent.mode == "inline"
     assert serve_config("x", learn="opd", overrides=["seed=7"]).seed == 7
+    assert serve_config("x", learn=None, overrides=["gateway={model: y}"]).gateway.model == "y"
     with pytest.raises(ConfigError, match="unknown config key"):
         serve_config("x", learn=None, overrides=["port=1"])
