@@ -75,6 +75,12 @@ class BudgetConfig(Section):
         "rejected",
     )
 
+    @model_validator(mode="after")
+    def _reward_is_of_a_limit(self) -> BudgetConfig:
+        if not self.is_limited:
+            self.refuse_idle("reward", need="max_turns, max_tokens or max_tool_calls")
+        return self
+
     @property
     def is_limited(self) -> bool:
         return any(
@@ -122,6 +128,16 @@ class RolloutConfig(Section):
     )
     agent: AgentConfig = AgentConfig()
     budget: BudgetConfig = BudgetConfig()
+
+    @model_validator(mode="after")
+    def _no_parameter_of_what_is_off(self) -> RolloutConfig:
+        if not self.reward_normalization:
+            self.refuse_idle("reward_normalization_use_std", need="reward_normalization=true")
+        if not self.journal:
+            self.refuse_idle("journal_fsync", need="journal=true")
+        if not (self.journal or self.dump_to_file):
+            self.refuse_idle("fileroot", need="journal=true or dump_to_file=true")
+        return self
 
     @model_validator(mode="after")
     def _budget_comes_before_the_safety_net(self) -> RolloutConfig:

@@ -78,7 +78,7 @@ class Actor:
         if self._uses_reference and reference is None:
             raise ValueError("actor.kl_ctl and actor.kl_loss_coef need a reference")
         self._reference = reference
-        self._estimator = AdvantageEstimator(config)
+        self.estimator = AdvantageEstimator(config)
         self._device = model.device
         self._dtype = torch.promote_types(model.dtype, torch.float32)
         model.eval()
@@ -107,7 +107,7 @@ class Actor:
         self._optimizer.clear()
         with segment_attention(self.model, recompute_layers=config.gradient_checkpointing):
             proximal = self._proximal(batch)
-            estimate = self._estimator.estimate(
+            estimate = self.estimator.estimate(
                 batch,
                 is_truncated=is_truncated,
                 kl_rewards=self._kl_rewards(batch, proximal, reference),
@@ -161,7 +161,7 @@ class Actor:
         return {
             "model": self.model.state_dict() if is_whole else lora.adapter_state_dict(self.model),
             "optimizer": self._optimizer.state_dict(),
-            "estimator": self._estimator.state_dict(),
+            "estimator": self.estimator.state_dict(),
             "critic": None if self.critic is None else self.critic.state_dict(),
         }
 
@@ -172,7 +172,7 @@ class Actor:
         else:
             self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
-        self._estimator.load_state_dict(state["estimator"])
+        self.estimator.load_state_dict(state["estimator"])
         if self.critic is not None:
             self.critic.load_state_dict(state["critic"])
 

@@ -114,7 +114,8 @@ class AdvantageEstimator:
         rewards = self._shaped(penalized)
         if norm is None or not norm.uses_references:
             return torch.where(torch.isfinite(rewards), rewards, 0.0)
-        self._warn_of_singletons(batch, norm)
+        if all(group.num_rollouts == 1 for group in batch.meta.rollout_groups):
+            self.warn_of_singletons()
         # Raw rewards as well: a penalty must not make differing ones look equal.
         normalization.resolve_references(raw, batch.meta)
         references = self._shaped(normalization.resolve_references(penalized, batch.meta))
@@ -173,14 +174,16 @@ class AdvantageEstimator:
         shaped = (rewards + config.reward_bias) * config.reward_scaling
         return shaped.clamp(-config.reward_clip, config.reward_clip)
 
-    def _warn_of_singletons(self, batch: Batch, norm: NormConfig) -> None:
-        singles = all(group.num_rollouts == 1 for group in batch.meta.rollout_groups)
-        if not singles or norm.mean_level not in ("group", "length"):
-            return
+    def warn_of_singletons(self) -> bool:
+        """Groups have one episode: say once that rewards teach nothing, where that is so."""
+        norm = self._config.reward_norm
+        if norm is None or norm.mean_level not in ("group", "length"):
+            return False
         if not self._has_warned_of_singletons:
             self._has_warned_of_singletons = True
             logger.warning(
-                "every group has one episode and actor.reward_norm subtracts the group mean: all "
+                "rollout.group_size=1: an episode without company is its own mean, so all "
                 "advantages are 0 and nothing is learnt; raise rollout.group_size, or set "
                 "actor.reward_norm.mean_level=running or actor.reward_norm=null"
             )
+        return True

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from agent_rl.api.sampling import refuse_unsupported
 from agent_rl.config import AgentConfig, PPOConfig, RefConfig
 from agent_rl.engine.base import InferenceEngine
 from agent_rl.engine.connect import connect_engine
@@ -96,18 +97,12 @@ def min_usable_group_size(config: PPOConfig) -> int:
     return explicit
 
 
-def watch_faults(config: PPOConfig, *, is_online: bool) -> FaultWatch:
-    """Says at once where no reward can teach: an episode without company is its own mean."""
-    norm = config.actor.reward_norm
-    has_baseline = norm is not None and norm.mean_level in ("group", "length")
-    if is_online or config.rollout.group_size > 1 or not has_baseline:
-        return FaultWatch()
-    logger.warning(
-        "rollout.group_size=1: GRPO compares the episodes of a datum with one another, so one "
-        "alone teaches nothing; set rollout.group_size=8, say, or "
-        "actor.reward_norm.mean_level=batch"
-    )
-    return FaultWatch(known=[ZERO_ADVANTAGES])
+def watch_faults(config: PPOConfig, actor: Actor, *, is_online: bool) -> FaultWatch:
+    """Says at once where no reward can teach, so that it is not said after each step."""
+    is_alone = config.rollout.group_size == 1 and not is_online
+    if is_alone and actor.estimator.warn_of_singletons():
+        return FaultWatch(known=[ZERO_ADVANTAGES])
+    return FaultWatch()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +251,13 @@ def rollout_engine(
     eval_gconfig: GenerationConfig,
     min_usable_group_size: int,
 ) -> RolloutEngine:
-    """Dump and journal are in the run's folder by default."""
+    """Dump and journal are in the run's folder by default.
+
+    Raises:
+        RequestError: ``gconfig`` has what the engine cannot do; each episode would fail on it.
+    """
+    for name, sampling in (("gconfig", config.gconfig), ("eval_gconfig", eval_gconfig)):
+        refuse_unsupported(sampling, engine, grammar_param=f"{name}.grammar")
     folder = run_dir(config, config.rollout.fileroot)
     does_dump = config.rollout.dump_to_file
     return RolloutEngine(

@@ -133,7 +133,7 @@ class PPOTrainer:
         self._saver_due = Frequency(config.saver)
         self._evaluator_due = Frequency(config.evaluator)
         self._recover_due = Frequency(config.recover)
-        self._faults = setup.watch_faults(config, is_online=is_online)
+        self._faults = setup.watch_faults(config, self.actor, is_online=is_online)
         self._recovery = self._make_recovery()
         self._owns_source = False
         try:

@@ -6,8 +6,14 @@ from typing import Any
 
 import pytest
 
-from agent_rl import PPOConfig, PPOTrainer, load_config
-from agent_rl.errors import CheckpointError, CollectorError, ConfigError, ModelLoadError
+from agent_rl import LocalEngine, PPOConfig, PPOTrainer, load_config
+from agent_rl.errors import (
+    CheckpointError,
+    CollectorError,
+    ConfigError,
+    ModelLoadError,
+    RequestError,
+)
 from agent_rl.train.setup import min_usable_group_size
 from agent_rl.train.trainer import StepReport
 
@@ -74,6 +80,50 @@ def test_evaluation_before_training_shares_the_first_step(config: PPOConfig) -> 
     assert [json.loads(line)["step"] for line in lines] == [0]
     assert reports[0].stats["eval-rollout/reward__count"] == 3
     assert reports[0].stats["timeperf/eval__count"] == 1
+
+
+def test_sampling_that_the_engine_cannot_do_is_refused_at_the_start(
+    config: PPOConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalEngine, "supported", frozenset())
+    with pytest.raises(RequestError, match="top_k, which this engine"):
+        PPOTrainer(changed(config, "gconfig.top_k=5"), ROWS)
+
+
+def test_a_group_of_one_is_named_at_the_start(
+    config: PPOConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And not again, though its advantages are 0 in each step."""
+    alone = changed(config, "rollout.group_size=1", "total_train_steps=4")
+    with PPOTrainer(alone, ROWS) as trainer:
+        trainer.train(LengthAgent)
+    assert caplog.text.count("advantages are 0") == 1
+    assert "rollout.group_size=1: an episode without company" in caplog.text
+    caplog.clear()
+    baseline = "actor.reward_norm.mean_level=batch"
+    with PPOTrainer(changed(alone, baseline, "trial_name=two"), ROWS):
+        assert "without company" not in caplog.text
+
+
+def test_a_run_says_what_it_does(
+    config: PPOConfig, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is loaded, where it is, a line for each step, where the results are."""
+    talkative = changed(config, "stats_logger.console=line")
+    for number in (1, 2):
+        with PPOTrainer(talkative, ROWS, ROWS[:3]) as trainer:
+            trainer.train(LengthAgent)
+        lines = capsys.readouterr().out.splitlines()
+        run = trainer.run_dir
+        assert lines[:2] == [f"loading {config.tokenizer_path}", f"run folder {run}/"]
+        assert [line.partition(": ")[0] for line in lines[2:4]] == ["step 1/2", "step 2/2"]
+        assert "version 2" in lines[3] and "tokens/s" in lines[3]
+        assert lines[4] == (
+            f"finished: 2 steps; checkpoint in {run}/checkpoints/step2/; "
+            f"metrics in {run}/metrics.jsonl"
+        )
+        assert len(lines) == 5
+        assert (f"the earlier run of {run} is in {run}.1 now" in caplog.text) == (number == 2)
 
 
 def test_the_written_config_reads_back(config: PPOConfig) -> None:
