@@ -22,7 +22,7 @@ SETTINGS = [
     "rollout.consumer_batch_size=4",
     "gconfig.temperature=0.8",
     "gconfig.max_new_tokens=8",
-    "stats_logger.console=false",
+    "stats_logger.console=off",
 ]
 
 
