@@ -105,3 +105,18 @@ def test_what_the_map_names_is_there() -> None:
         if name:
             defined = re.findall(r"^ *(?:async )?(?:def|class) (\w+)", file.read_text(), re.M)
             assert name.split(".")[-1] in defined, f"{path}: {name}"
+
+
+YAML_BLOCKS = [
+    pytest.param(block, id=f"{page.name}:{number}")
+    for page in PAGES
+    for number, block in enumerate(
+        re.findall(r"^```yaml\n(.*?)^```$", page.read_text(), re.M | re.S)
+    )
+]
+
+
+@pytest.mark.parametrize("block", YAML_BLOCKS)
+def test_yaml_is_a_config(block: str, tmp_path: Path) -> None:
+    (tmp_path / "ppo.yaml").write_text(block, encoding="utf-8")
+    load_config(tmp_path / "ppo.yaml")
