@@ -47,6 +47,7 @@ def demo(seed: int, out: str, overrides: tuple[str, ...]) -> None:
 
     Example: agent-rl demo --seed 2 total_train_steps=4
     """
+    _announce(f"demo, seed {seed}")
     from agent_rl.demo.runner import run_demo
 
     run_demo(seed=seed, out=Path(out), overrides=overrides)
@@ -78,6 +79,8 @@ def train(
     for option, name in (("--workflow", workflow), ("--eval-workflow", eval_workflow)):
         if name is not None:
             import_name(name, what=option)  # a slip of the pen is found before torch is loaded
+    if settings.stats_logger.console != "off":
+        _announce(f"train {workflow or 'from conversations'}, settings of {config}")
     from agent_rl.train.trainer import PPOTrainer
 
     with PPOTrainer(settings) as trainer:
@@ -123,6 +126,7 @@ def serve(model: str, learn: str | None, host: str, port: int, overrides: tuple[
     from agent_rl.config.files import check_model
 
     check_model("--model", model)
+    _announce(f"serve {model}")
     from agent_rl.serve import serve as serve_model
     from agent_rl.serve import serve_config
 
@@ -193,6 +197,11 @@ def _unknown_option(error: click.NoSuchOption) -> click.UsageError:
     elif ours is not None:
         message += f" Settings are KEY=VALUE; this one is {ours}."
     return click.UsageError(message, ctx=error.ctx)
+
+
+def _announce(what: str) -> None:
+    """At once, because importing torch takes seconds."""
+    click.echo(f"agent-rl {what}: loading libraries")
 
 
 def main() -> None:

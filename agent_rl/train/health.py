@@ -17,7 +17,8 @@ _MISMATCH_LIMIT = 0.3
 """Nats; a temperature that was forgotten, or weights of another model, show as more."""
 _TRUNCATED_LIMIT = 0.5
 _CLIPPED_LIMIT = 0.5
-_PHASES = ("rollout", "train_step", "update_weights", "eval", "save", "recover")
+_LEARNING = ("rollout", "train_step", "update_weights")
+_PHASES = (*_LEARNING, "eval", "save", "recover")
 _UPDATE = "ppo_actor/update"
 _STREAK = 3
 """Steps in a row that make a fault of what a small batch may show by chance."""
@@ -27,9 +28,10 @@ ZERO_ADVANTAGES = "zero advantages"
 def one_line(stats: Stats, *, version: int) -> str:
     """``reward 0.5, held out 0.62; 1 of 8 groups teach nothing; 40.0 s, 30 tokens/s; version 3``
 
-    ``version`` is that of the weights after the step. What was not measured is left out.
+    ``version`` is that of the weights after the step; tokens/s are trained tokens, without the time
+    of evaluation and saving. What was not measured is left out.
     """
-    seconds = _seconds(stats)
+    seconds, learning_s = _seconds(stats, _PHASES), _seconds(stats, _LEARNING)
     tokens = stats.get("ppo_actor/n_valid_tokens")
     parts = [
         ", ".join(filter(None, _rewards(stats))),
@@ -39,7 +41,7 @@ def one_line(stats: Stats, *, version: int) -> str:
                 None,
                 (
                     f"{seconds:.1f} s" if seconds else "",
-                    f"{tokens / seconds:,.0f} tokens/s" if seconds and tokens else "",
+                    f"{tokens / learning_s:,.0f} tokens/s" if learning_s and tokens else "",
                 ),
             )
         ),
@@ -203,7 +205,7 @@ def _tokens(stats: Stats) -> str:
 
 
 def _time(stats: Stats) -> str:
-    total = _seconds(stats)
+    total = _seconds(stats, _PHASES)
     if total <= 0.0:
         return ""
     spent = {name: stats.get(f"timeperf/{name}", 0.0) for name in _PHASES}
@@ -211,8 +213,8 @@ def _time(stats: Stats) -> str:
     return f"{total:.1f} s: " + ", ".join(shares)
 
 
-def _seconds(stats: Stats) -> float:
-    return math.fsum(stats.get(f"timeperf/{name}", 0.0) for name in _PHASES)
+def _seconds(stats: Stats, phases: Sequence[str]) -> float:
+    return math.fsum(stats.get(f"timeperf/{name}", 0.0) for name in phases)
 
 
 def _largest(spent: Mapping[str, float]) -> Sequence[str]:

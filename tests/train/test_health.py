@@ -37,6 +37,8 @@ def test_the_line_of_a_step() -> None:
     assert health.one_line(STATS, version=3) == (
         "reward 0.5, held out 0.625; 1 of 8 groups teach nothing; 40.0 s, 30 tokens/s; version 3"
     )
+    evaluated = {**STATS, "timeperf/eval": 20.0}
+    assert "; 60.0 s, 30 tokens/s; " in health.one_line(evaluated, version=3)
     assert health.one_line({}, version=1) == "version 1"
 
 
