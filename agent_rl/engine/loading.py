@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from huggingface_hub import constants, get_session, snapshot_download
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
@@ -20,6 +22,8 @@ from agent_rl.errors import ModelLoadError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+_HUB_TIMEOUT_S = 10.0
 
 
 def load_model(path: str | Path, *, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
@@ -33,7 +37,7 @@ def load_model(path: str | Path, *, device: torch.device, dtype: torch.dtype) ->
     path = model_folder(path)
     with loading, _explained("model", path), quiet_transformers():
         model, report = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, use_safetensors=True, output_loading_info=True
+            _at_hand(path), dtype=dtype, use_safetensors=True, output_loading_info=True
         )
     absent = sorted(report["missing_keys"])
     if absent:
@@ -48,7 +52,28 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """Raises ModelLoadError when the folder holds no tokenizer."""
     path = model_folder(path)
     with _explained("tokenizer", path):
-        return AutoTokenizer.from_pretrained(path)
+        return AutoTokenizer.from_pretrained(_at_hand(path))
+
+
+def _at_hand(path: str | Path) -> str | Path:
+    """The path; for a hub that does not answer one short question, the folder of an earlier
+    download. The hub's own client would go on asking for a minute.
+
+    Raises:
+        OSError: there is none.
+    """
+    if Path(path).is_dir():
+        return path
+    client = get_session()
+    library: Any = sys.modules[type(client).__module__.partition(".")[0]]  # httpx, or another one
+    try:
+        client.head(constants.ENDPOINT, timeout=_HUB_TIMEOUT_S)
+    except (OSError, library.HTTPError) as error:
+        try:
+            return snapshot_download(str(path), local_files_only=True)
+        except OSError:
+            raise OSError(f"the hub does not answer ({error}), and nothing is cached") from error
+    return path
 
 
 def inference_view(model: PreTrainedModel) -> PreTrainedModel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -44,6 +45,19 @@ def test_a_misspelt_checkpoint_is_not_looked_up_elsewhere(
     (tmp_path / "runs").mkdir()
     monkeypatch.chdir(tmp_path)
     refuse("runs/x", "there is no folder runs/x")
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client says of each try that it will be repeated; nothing listens at this port."""
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    refuse(
+        "nobody/nothing", r"nobody/nothing \(no such folder here, so it was taken for a hub id\)"
+    )
+    with pytest.raises(ModelLoadError, match="cannot load a tokenizer from nobody/nothing"):
+        load_tokenizer("nobody/nothing")
+    assert not [said for said in caplog.messages if "Retrying" in said]
 
 
 def test_broken_folders(tmp_path: Path, model: LlamaForCausalLM) -> None:
