@@ -78,13 +78,21 @@ async def generate_guided(
     """One piece, whole and scored, or of no tokens where it was interrupted.
 
     The weights must be the same before and after, or sampled and scored were not by the same ones.
+
+    Raises:
+        RequestError: with the param "grammar" where it is that which the server refuses.
     """
-    async with aclosing(api.generate(server, attempt, streams=False)) as pieces:
-        async for piece in pieces:
-            if piece.finish == "abort":
-                yield Piece(token_ids=(), logprobs=(), finish="abort")
-            else:
-                yield await _scored(api, server, attempt, piece)
+    try:
+        async with aclosing(api.generate(server, attempt, streams=False)) as pieces:
+            async for piece in pieces:
+                if piece.finish == "abort":
+                    yield Piece(token_ids=(), logprobs=(), finish="abort")
+                else:
+                    yield await _scored(api, server, attempt, piece)
+    except RequestError as error:
+        if error.param is None and "grammar" in str(error).lower():
+            raise RequestError(str(error), param="grammar") from error
+        raise
 
 
 async def _scored(
