@@ -94,7 +94,8 @@ class RayPool:
                 await actor.ready.remote()
         except TimeoutError as error:
             raise EpisodeError(
-                f"Ray started no actor in {_START_TIMEOUT_S:g} s; does the cluster have room for "
+                f"Ray started no actor in {_START_TIMEOUT_S:g} s; is there a cluster at "
+                f"rollout.agent.ray.address={self.config.address}, with room for "
                 f"rollout.agent.ray.cpus_per_actor={self.config.cpus_per_actor:g}?"
             ) from error
         except _ray().exceptions.RayError as error:
@@ -105,7 +106,7 @@ class RayPool:
         """An actor whose process may still be starting; Ray ends it if nobody waits for it."""
         ray = _ray()
         if not ray.is_initialized():
-            ray.init(address=self.config.address, include_dashboard=False)
+            _initialise(ray, self.config.address)
         from agent_rl.rollout.ray_worker import EpisodeActor
 
         num_cpus = self.config.cpus_per_actor if self.config.address else 0
@@ -146,6 +147,18 @@ class RayAgent:
             raise EpisodeError(f"the Ray actor of {self._agent.name} died: {why}") from error
         outcome: JsonObject = json.loads(text)
         return outcome
+
+
+def _initialise(ray: Any, address: str | None) -> None:
+    """
+    Raises:
+        EpisodeError: there is no cluster at the address, or none could be started.
+    """
+    try:
+        ray.init(address=address, include_dashboard=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:  # what ray.init raises itself
+        why = _first_line(error)
+        raise EpisodeError(f"rollout.agent.ray.address={address}: {why}") from error
 
 
 def _first_line(error: Exception) -> str:

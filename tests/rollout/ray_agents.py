@@ -67,13 +67,12 @@ class Leaving:
 
 
 class Blocking:
-    """Datum 0 never lets go of its process."""
+    """Never lets go of its process, whose id it leaves behind."""
 
-    async def run(self, data: Any, client: Any) -> float:
-        await say(client, "hi")
-        if data["i"] == 0:
-            time.sleep(600)  # noqa: ASYNC251 - that is the point
-        return 1.0
+    async def run(self, data: Any, client: Any) -> None:
+        with open(data["file"], "w") as file:  # noqa: ASYNC230 - nobody else runs here
+            file.write(str(os.getpid()))
+        time.sleep(600)  # noqa: ASYNC251 - that is the point
 
 
 class UnspeakableError(Exception):
