@@ -116,7 +116,8 @@ class TaskRunner:
                 should_accept = submission.should_accept
                 is_accepted = should_accept is None or bool(should_accept(trajectory))
         except AgentRLError as raised:
-            error = EpisodeError(f"should_accept_fn failed: {raised}")
+            place = raised.place if isinstance(raised, EpisodeError) else ""
+            error = EpisodeError(f"should_accept_fn failed: {raised}", place=place)
             error.__cause__ = raised.__cause__ or raised
             if self._rules.on_error == "raise":
                 raise error from error.__cause__

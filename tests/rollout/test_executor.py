@@ -229,13 +229,15 @@ def test_on_error_raise(make, replay) -> None:
         rollout.rollout_batch([{}], replay([ConnectionError("down")]), group_size=1)
 
 
-def test_filter_that_raises_is_a_failure(make, rows) -> None:
+def test_filter_that_raises_is_a_failure(make, rows, caplog) -> None:
     def broken(group):
         raise KeyError("no such key")
 
     rollout = make()
     assert rollout.rollout_batch(data(1), Echo(rows), should_accept_fn=broken) == [None]
     assert rollout.counts().failed == 1
+    [record] = [r for r in caplog.records if "should_accept_fn failed" in r.getMessage()]
+    assert " in broken: " in record.getMessage() and record.exc_info
 
 
 def test_error_is_logged_once_with_its_traceback(make, caplog) -> None:
