@@ -41,6 +41,7 @@ def test_every_foreign_name_leads_to_a_key_of_ours() -> None:
         ("actor_rollout_ref.rollout.n=8", "here it is rollout.group_size"),
         ("rollout.n=8", "unknown config key 'rollout.n'; here it is rollout.group_size"),
         ("trainer.total_epochs=3", "'trainer.total_epochs'; here it is total_train_epochs"),
+        ("trainer.experiment_name=x", "'trainer.experiment_name'; here it is trial_name"),
         ("algorithm.kl_ctrl.kl_coef=0.1", "here it is actor.kl_ctl"),
         ("kl_coef=0.1", "here it is actor.kl_ctl"),
         ("num_generations=8", "here it is rollout.group_size"),

@@ -60,10 +60,13 @@ FOREIGN_NAMES: dict[str, str] = {
     "rollout.response_length": "gconfig.max_new_tokens",
     "total_epochs": "total_train_epochs",
     "total_training_steps": "total_train_steps",
+    "trainer.default_local_dir": "fileroot",
+    "trainer.experiment_name": "trial_name",
     "trainer.logger": "stats_logger",
     "trainer.project_name": "experiment_name",
     "trainer.save_freq": "saver.freq_steps",
     "trainer.test_freq": "evaluator.freq_steps",
+    "trainer.val_before_train": "evaluator.eval_before_train",
     # TRL
     "beta": "actor.kl_loss_coef",
     "cliprange": "actor.eps_clip",
@@ -98,6 +101,7 @@ FOREIGN_NAMES: dict[str, str] = {
     # What people try first
     "batch_size": "rollout.consumer_batch_size",
     "epochs": "total_train_epochs",
+    "exp_name": "experiment_name",
     "model": "actor.path",
     "n_samples": "rollout.group_size",
     "num_epochs": "total_train_epochs",
