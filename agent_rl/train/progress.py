@@ -53,7 +53,7 @@ class RunProgress:
         self._is_timed = is_timed
         self._line_every_s = line_every_s
         self._num_steps = self._num_done = self._num_before = 0
-        self._start_s = time.monotonic()
+        self._start_s, self._is_running = time.monotonic(), False
         self._doing: tuple[str, Count | None] = ("starting", None)
         self._has_bar = is_timed and not is_quiet and self._console.is_terminal
         self._bar = Progress(
@@ -82,9 +82,12 @@ class RunProgress:
     @contextmanager
     def running(self) -> Iterator[None]:
         """The steps are done inside."""
-        self._start_s = time.monotonic()
-        with self._shown():
-            yield
+        self._start_s, self._is_running = time.monotonic(), True
+        try:
+            with self._shown():
+                yield
+        finally:
+            self._is_running = False
 
     @contextmanager
     def phase(self, name: str, count: Count | None = None) -> Iterator[None]:
@@ -137,9 +140,9 @@ class RunProgress:
             thread.join()
 
     def _describe(self) -> str:
-        """``step 3: rollout 5/8 groups``"""
+        """``step 3: rollout 5/8 groups``; before and after the steps ``eval 5/8 groups``"""
         name, count = self._doing
-        step = f"step {min(self._num_done + 1, self._num_steps)}: " if self._num_steps else ""
+        step = f"step {self._num_done + 1}: " if self._is_running else ""
         return f"{step}{name}" + (f" {count}" if count is not None else "")
 
 

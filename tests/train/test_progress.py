@@ -31,6 +31,10 @@ def test_a_long_phase_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> 
         asked.acquire()  # so the first line is out
     first, *_ = capsys.readouterr().out.splitlines()
     assert first.startswith("step 2: rollout 3/8 groups, ")
+    with progress.phase("eval", Count(done=done, total=2)):
+        asked.acquire()
+        asked.acquire()
+    assert "\neval 2/2 groups, " in "\n" + capsys.readouterr().out, "before and after the steps"
 
 
 def test_a_step_has_its_number_and_what_is_left() -> None:
