@@ -73,8 +73,11 @@ def test_serving_until_interrupted(
         assert (process.returncode, errors.strip()) == (0, "stopped")
 
 
-def learn(folder: Path, model: Path, *settings: str) -> str:
-    """What a server printed that learnt from one conversation of two turns, and ended by itself."""
+def learn(folder: Path, model: Path, *settings: str, stops: bool = True) -> str:
+    """What a server printed that learnt from one conversation of two turns.
+
+    It ends by itself, or is interrupted once it has learnt.
+    """
     options = [
         *("--model", str(model), "--learn", "binary", "rollout.consumer_batch_size=2"),
         *("online.judge.votes=1", "online.judge.max_tokens=4", "engine.max_seq_len=1024"),
@@ -93,9 +96,14 @@ def learn(folder: Path, model: Path, *settings: str) -> str:
                 )
                 message = completion.choices[0].message
                 messages.append({"role": "assistant", "content": message.content})
+        learnt = ""
+        while not stops and "version" not in learnt:
+            learnt = process.stdout.readline()
+        if not stops:
+            process.send_signal(signal.SIGINT)
         output, errors = rest_of(process, folder)
     assert process.returncode == 0, errors
-    return output
+    return learnt + output
 
 
 def test_learning_from_a_conversation(tiny_model_dir: Path, tmp_path: Path) -> None:
@@ -114,11 +122,14 @@ def test_learning_from_a_conversation(tiny_model_dir: Path, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_served_again_it_goes_on_from_what_it_learnt(tiny_model_dir: Path, tmp_path: Path) -> None:
-    """The second process starts at version 1 and makes step 2; nothing of the first is lost."""
-    learn(tmp_path, tiny_model_dir, "total_train_steps=1")
-    assert "version 2" in learn(tmp_path, tiny_model_dir, "total_train_steps=2")
+    """Ctrl-C after step 1: the second process starts at version 1 and makes step 2."""
+    assert "version 1" in learn(tmp_path, tiny_model_dir, stops=False)
     run = tmp_path / "out" / "serve" / "trial"
-    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step1", "step2"]
+    learnt = run / "checkpoints" / "interrupted" / "model.safetensors"
+    assert learnt.read_bytes() != (tiny_model_dir / "model.safetensors").read_bytes()
+    assert "version 2" in learn(tmp_path, tiny_model_dir, "total_train_steps=2")
+    checkpoints = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert checkpoints == ["interrupted", "step2"]
     assert [path.name for path in run.parent.iterdir()] == ["trial"]
     assert (run / "metrics.jsonl").read_text(encoding="utf-8").count('"step": ') == 2
 
