@@ -29,7 +29,7 @@ _OVERRIDDEN = {
 }
 _DEFAULTS = GenerationConfig()
 _GUIDED = "guided decoding"
-_EXTRA = "; the embedded engine has it after: pip install 'agent-rl[guided]'"
+_EXTRA = "; the embedded engine has it after: pip install llguidance"
 
 
 def read_sampling(

@@ -255,8 +255,7 @@ class LocalEngine:
         """In a thread, because a large grammar takes a while to compile."""
         if self._grammars is None:
             raise RequestError(
-                "a grammar needs a fast tokenizer and llguidance; run: "
-                "pip install 'agent-rl[guided]'",
+                "a grammar needs a fast tokenizer and llguidance; run: pip install llguidance",
                 param="grammar",
             )
         return await asyncio.to_thread(self._grammars.matcher, grammar, end_ids)

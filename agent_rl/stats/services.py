@@ -20,11 +20,11 @@ logger = logging.getLogger(__name__)
 _LOGIN_TIMEOUT_S = 30
 
 
-def require_package(package: str, *, needed_by: str, install: str) -> None:
+def require_package(package: str, *, needed_by: str) -> None:
     """Raise MissingDependencyError in one line when the package is not installed."""
     if sys.modules.get(package) is None and importlib.util.find_spec(package) is None:
         raise MissingDependencyError(
-            f"{needed_by} needs the package {package}; run: pip install '{install}'"
+            f"{needed_by} needs the package {package}; run: pip install {package}"
         )
 
 
@@ -32,9 +32,7 @@ class TensorBoardSink:
     name = "tensorboard"
 
     def __init__(self, path: str, run_config: JsonObject) -> None:
-        require_package(
-            "tensorboard", needed_by="stats_logger.tensorboard", install="agent-rl[tensorboard]"
-        )
+        require_package("tensorboard", needed_by="stats_logger.tensorboard")
         self._path = path
         self._run_config = run_config
 
@@ -58,7 +56,7 @@ class WandbSink:
     name = "wandb"
 
     def __init__(self, config: PPOConfig, log_dir: Path, run_config: JsonObject) -> None:
-        require_package("wandb", needed_by="stats_logger.wandb", install="agent-rl[wandb]")
+        require_package("wandb", needed_by="stats_logger.wandb")
         self._config = config
         self._log_dir = log_dir
         self._run_config = run_config
@@ -113,7 +111,7 @@ class SwanLabSink:
     name = "swanlab"
 
     def __init__(self, config: PPOConfig, log_dir: Path, run_config: JsonObject) -> None:
-        require_package("swanlab", needed_by="stats_logger.swanlab", install="agent-rl[swanlab]")
+        require_package("swanlab", needed_by="stats_logger.swanlab")
         if config.stats_logger.swanlab.mode == "local":
             require_package(
                 "swanboard",
@@ -152,7 +150,7 @@ class TrackioSink:
     name = "trackio"
 
     def __init__(self, config: PPOConfig, run_config: JsonObject) -> None:
-        require_package("trackio", needed_by="stats_logger.trackio", install="agent-rl[trackio]")
+        require_package("trackio", needed_by="stats_logger.trackio")
         self._config = config
         self._run_config = run_config
 
