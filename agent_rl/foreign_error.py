@@ -59,21 +59,30 @@ def users_frame(frames: Iterable[traceback.FrameSummary]) -> traceback.FrameSumm
 
 
 def as_place(frame: traceback.FrameSummary) -> str:
-    folder = os.path.join(os.getcwd(), "")
     line = frame.line or ""
     text = f": {line[:_MAX_LINE]}" if line else ""
-    return f"{frame.filename.removeprefix(folder)}:{frame.lineno} in {frame.name}{text}"
+    return f"{_short(frame.filename)}:{frame.lineno} in {frame.name}{text}"
 
 
 def close_forgotten(error: BaseException) -> None:
     """Close the coroutine that was used in place of its result: Python needs not warn of it too."""
-    used = [getattr(_single(error), "obj", None)]
-    if named(error).endswith(FORGOTTEN):
-        for frame, _ in traceback.walk_tb(error.__traceback__):
-            used.extend(frame.f_locals.values())
+    if not named(error).endswith(FORGOTTEN):
+        return
+    error = _single(error)
+    used = [error.obj] if isinstance(error, AttributeError) else []
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        used.extend(frame.f_locals.values())
     for value in used:
         if inspect.iscoroutine(value) and inspect.getcoroutinestate(value) == inspect.CORO_CREATED:
             value.close()
+
+
+def _short(filename: str) -> str:
+    """Below the working directory, from there on."""
+    try:
+        return filename.removeprefix(os.path.join(os.getcwd(), ""))
+    except OSError:  # the directory was removed
+        return filename
 
 
 def _single(error: BaseException) -> BaseException:

@@ -53,6 +53,12 @@ def test_the_path_is_short_below_the_working_directory(monkeypatch: pytest.Monke
     assert place_of(raised(lambda: answer({}))).startswith("test_foreign_error.py:")
 
 
+def test_the_working_directory_may_be_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert place_of(raised(lambda: answer({}))).startswith(f"{__file__}:")
+
+
 def test_without_code_of_the_user_it_is_the_last_line() -> None:
     error = raised(lambda: json.loads("no json"))
     inside = error.with_traceback(error.__traceback__.tb_next.tb_next)  # type: ignore[union-attr]

@@ -58,10 +58,8 @@ def _lines(fault: Any, root: type[BaseModel]) -> Iterator[str]:
         yield _unknown(keys, root)
     else:
         message = fault["msg"].removeprefix("Value error, ")
-        if not keys:  # the section as a whole: the message names the keys
-            yield message
-            return
-        yield f"config key {'.'.join(keys)!r} = {fault['input']!r}: {message}"
+        where = f"config key {'.'.join(keys)!r} = {fault['input']!r}: "
+        yield where + message if keys else message  # of the section as a whole: it names its keys
 
 
 def _paths(value: object) -> Iterator[list[str]]:
