@@ -20,11 +20,11 @@ logger = logging.getLogger(__name__)
 _LOGIN_TIMEOUT_S = 30
 
 
-def require_package(package: str, *, needed_by: str) -> None:
+def require_package(package: str, *, needed_by: str, install: str = "") -> None:
     """Raise MissingDependencyError in one line when the package is not installed."""
     if sys.modules.get(package) is None and importlib.util.find_spec(package) is None:
         raise MissingDependencyError(
-            f"{needed_by} needs the package {package}; run: pip install {package}"
+            f"{needed_by} needs the package {package}; run: pip install {install or package}"
         )
 
 
