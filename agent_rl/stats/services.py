@@ -24,7 +24,7 @@ def require_package(package: str, *, needed_by: str, install: str = "") -> None:
     """Raise MissingDependencyError in one line when the package is not installed."""
     if sys.modules.get(package) is None and importlib.util.find_spec(package) is None:
         raise MissingDependencyError(
-            f"{needed_by} needs the package {package}; run: pip install {install or package}"
+            f"{needed_by} needs the package {package}; run: pip install '{install or package}'"
         )
 
 
