@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from agent_rl.types import TensorDict
 
 logger = logging.getLogger(__name__)
-_MORE_STEPS = "raise total_train_steps to train on, or choose another trial_name"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +104,11 @@ class PPOTrainer:
         is_quiet = config.stats_logger.console == "off" or not self._team.is_first
         self._progress = RunProgress(is_quiet=is_quiet, is_timed=not is_online)
         seed_everything(config.seed)
-        path = setup.model_path(config)
-        self._progress.say(f"loading {path}")
-        self.tokenizer = tokenizer or load_tokenizer(config.tokenizer_path or path)
+        self._model_name = config.actor.path or config.tokenizer_path  # "": an engine is given
+        self._progress.say(f"loading {self._model_name or 'the model'}")
+        self.tokenizer = tokenizer or load_tokenizer(
+            config.tokenizer_path or setup.model_path(config)
+        )
         model = setup.model_to_train(config, engine, self._team)
         self._owns_engine = engine is None
         if not self._team.is_first:
@@ -220,7 +221,8 @@ class PPOTrainer:
     ) -> None:
         before: dict[str, float] = {}
         if self._num_steps == self.total_steps:
-            logger.warning("all %d steps are done already: %s", self.total_steps, _MORE_STEPS)
+            fix = "raise total_train_steps, or choose another trial_name"
+            logger.warning("all %d steps are done already: %s", self.total_steps, fix)
         elif self._num_steps > 0 and self._recovery is not None:
             self._recovery.restore_randomness()
         elif self.config.evaluator.eval_before_train:
@@ -239,10 +241,7 @@ class PPOTrainer:
     def _train_step(
         self, step: int, workflows: setup.Workflows, interrupts: Interrupts
     ) -> dict[str, float]:
-        with self._phase("rollout", self._groups_of_batch()):
-            trajectories = self._collect(workflows)
-        self._num_taken += len(trajectories)
-        batch = Batch.from_trajectories(trajectories)
+        batch = Batch.from_trajectories(self._collect(workflows))
         # Servers go on sampling from the old weights until they get the new ones.
         is_local = isinstance(self.engine, LocalEngine)
         with self._held() if is_local else nullcontext(), interrupts.deferred():
@@ -261,9 +260,15 @@ class PPOTrainer:
         return stats_tracker.export_all() | system_metrics()
 
     def _collect(self, workflows: setup.Workflows) -> list[TensorDict]:
+        size = self.config.rollout.consumer_batch_size
         if self.source is not None:
-            return self.source.drain(self.config.rollout.consumer_batch_size)
-        return self.rollout.prepare_batch(self._loader, **workflows.train)
+            with self._phase("rollout"):
+                return self.source.drain(size)
+        counts, taken = self.rollout.counts, self._num_taken
+        with self._phase("rollout", Count(done=lambda: counts().accepted - taken, total=size)):
+            groups = self.rollout.prepare_batch(self._loader, **workflows.train)
+        self._num_taken += len(groups)
+        return groups
 
     @contextmanager
     def _held(self) -> Iterator[None]:
@@ -320,7 +325,7 @@ class PPOTrainer:
         return Recovery(
             self.run_dir / "recover",
             seed=self.config.seed,
-            model=setup.model_path(self.config),
+            model=self._model_name,
             parts=parts,
         )
 
@@ -366,22 +371,12 @@ class PPOTrainer:
     def _run_evaluation(self, workflow: dict[str, Any]) -> None:
         if not self.valid_rows:
             raise ConfigError("there is no valid_dataset: give PPOTrainer one or set the key")
-        before = self.rollout.counts(is_eval=True).ended
-        count = Count(
-            done=lambda: self.rollout.counts(is_eval=True).ended - before,
-            total=len(self.valid_rows),
-        )
-        with self._phase("eval", count):
+        counts, size = self.rollout.counts, len(self.valid_rows)
+        before = counts(is_eval=True).ended
+        with self._phase(
+            "eval", Count(done=lambda: counts(is_eval=True).ended - before, total=size)
+        ):
             self.rollout.rollout_batch(self.valid_rows, **workflow, is_eval=True)
-
-    def _groups_of_batch(self) -> Count | None:
-        """What is accepted and not trained on yet; a source counts its own."""
-        if self.source is not None:
-            return None
-        return Count(
-            done=lambda: self.rollout.counts().accepted - self._num_taken,
-            total=self.config.rollout.consumer_batch_size,
-        )
 
     @contextmanager
     def _phase(self, name: str, count: Count | None = None) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -315,6 +316,11 @@ def test_the_state_of_another_run_is_refused(one_step: PPOConfig) -> None:
     for _ in range(2):  # the first one let go of the journal
         with pytest.raises(CheckpointError, match="seed=1, not 2"):
             PPOTrainer(other, ROWS)
+    copy = Path(one_step.fileroot) / "copy"
+    shutil.copytree(one_step.tokenizer_path, copy)
+    other = load_config(None, [f"tokenizer_path={copy}"], base=one_step)
+    with pytest.raises(CheckpointError, match=f"it began with the model .*, not {copy}; to start"):
+        PPOTrainer(other, ROWS)
     with pytest.raises(CheckpointError, match="6 rows and this dataset has 7"):
         PPOTrainer(one_step, [*ROWS, {"question": "say 7"}])
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from agent_rl import LocalEngine, PPOConfig, PPOTrainer, load_config
+from agent_rl.engine.loading import load_tokenizer
 from agent_rl.errors import (
     CheckpointError,
     CollectorError,
@@ -88,6 +90,16 @@ def test_sampling_that_the_engine_cannot_do_is_refused_at_the_start(
     monkeypatch.setattr(LocalEngine, "supported", frozenset())
     with pytest.raises(RequestError, match="top_k, which this engine"):
         PPOTrainer(changed(config, "gconfig.top_k=5"), ROWS)
+
+
+def test_a_model_in_an_engine_needs_no_path(config: PPOConfig) -> None:
+    tokenizer = load_tokenizer(config.tokenizer_path)
+    engine = LocalEngine(config.tokenizer_path, tokenizer, device="cpu")
+    nameless = changed(config, "tokenizer_path=''", "total_train_steps=1")
+    with PPOTrainer(nameless, ROWS, tokenizer=tokenizer, engine=engine) as trainer:
+        trainer.train(LengthAgent)
+        assert trainer.engine is engine and engine.get_version() == 1
+    asyncio.run(engine.close())
 
 
 def test_a_group_of_one_is_named_at_the_start(
