@@ -169,7 +169,7 @@ def test_a_missing_package_is_one_clear_line(
         with pytest.raises(MissingDependencyError) as caught:
             StatsLogger(config(option), SPEC, log_dir=tmp_path)
         assert str(caught.value) == (
-            f"stats_logger.{package} needs the package {package}; run: pip install {package}"
+            f"stats_logger.{package} needs the package {package}; run: pip install '{package}'"
         )
 
 
