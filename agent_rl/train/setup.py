@@ -64,6 +64,21 @@ def training_rows(config: PPOConfig, given: Dataset | None, *, is_online: bool) 
     return rows or [{}] * config.rollout.consumer_batch_size  # online, an epoch is one step
 
 
+def validation_rows(config: PPOConfig, given: Dataset | None) -> list[JsonObject]:
+    """
+    Raises:
+        ConfigError: there are none, and the evaluator is to use them.
+    """
+    rows = dataset_rows("valid_dataset", given, config.valid_dataset)
+    asked = [name for name, value in config.evaluator if value]
+    if asked and not rows:
+        raise ConfigError(
+            f"evaluator.{asked[0]} has no effect: there is no valid_dataset; give PPOTrainer one "
+            "or set the key"
+        )
+    return rows
+
+
 def model_path(config: PPOConfig) -> str:
     path = config.actor.path or config.tokenizer_path
     if not path:

@@ -97,7 +97,7 @@ class PPOTrainer:
         usable = setup.min_usable_group_size(config)
         is_online = source is not None or config.rollout.agent.mode == "online"
         rows = setup.training_rows(config, train_dataset, is_online=is_online)
-        self.valid_rows = setup.dataset_rows("valid_dataset", valid_dataset, config.valid_dataset)
+        self.valid_rows = setup.validation_rows(config, valid_dataset)
         self._loader = DataLoader(rows, config.rollout.consumer_batch_size, seed=config.seed)
         self.total_steps = config.total_train_steps or config.total_train_epochs * len(self._loader)
         self._team = setup.join_team(config)

@@ -102,6 +102,12 @@ def test_a_model_in_an_engine_needs_no_path(config: PPOConfig) -> None:
     asyncio.run(engine.close())
 
 
+@pytest.mark.parametrize("key", ["freq_steps=1", "eval_before_train=true"])
+def test_an_evaluator_needs_rows(config: PPOConfig, key: str) -> None:
+    with pytest.raises(ConfigError, match="has no effect: there is no valid_dataset"):
+        PPOTrainer(changed(config, f"evaluator.{key}"), ROWS)
+
+
 def test_a_group_of_one_is_named_at_the_start(
     config: PPOConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
