@@ -217,12 +217,12 @@ async def test_what_cannot_be_demanded_is_named(
     assert len(client.interactions) == 0
 
 
-async def test_without_the_package_the_extra_is_named(
+async def test_without_the_package_it_is_named(
     tiny_model_dir: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     engine = LocalEngine(tiny_model_dir)
-    with pytest.raises(openai.BadRequestError, match=r"agent-rl\[guided\]") as caught:
+    with pytest.raises(openai.BadRequestError, match="pip install llguidance") as caught:
         await ArealOpenAI(engine, tokenizer).chat.completions.create(
             model="m", messages=HI, response_format={"type": "json_object"}
         )
