@@ -42,7 +42,7 @@ def test_overrides_win_over_the_file(tmp_path: Path) -> None:
         ("rollout=3", "'rollout' = 3"),
         ("rollout.agent.export_style=concat", "needs chat_template_type=concat"),
         ("gconfig.n_samples=8", "the episodes of a datum are rollout.group_size"),
-        ("eval_gconfig.n_samples=2", "eval_gconfig.n_samples=2 has no effect"),
+        ("eval_gconfig.n_samples=2", "eval_gconfig.n_samples=2 is of no use"),
     ],
 )
 def test_bad_keys_and_values_are_named(override: str, message: str) -> None:
@@ -75,7 +75,8 @@ def test_bad_keys_and_values_are_named(override: str, message: str) -> None:
         ("critic.loss_coef=1.0", "it needs trunk=shared"),
         ("critic.trunk=shared critic.path=x", "path=x has no effect: it needs trunk=separate"),
         ("recover.freq_steps=5", "it needs mode=auto"),
-        ("gconfig.top_logprobs=2", "gconfig.top_logprobs has no effect"),
+        ("gconfig.top_logprobs=2", "gconfig.top_logprobs=2 is of no use"),
+        ("gconfig.seed=7", "every episode of a group would sample the same"),
     ],
 )
 def test_values_that_nobody_would_read_are_refused(overrides: str, message: str) -> None:

@@ -18,6 +18,12 @@ from agent_rl.config.section import FolderName, Section
 from agent_rl.config.stats import StatsLoggerConfig
 from agent_rl.types import GenerationConfig
 
+_OF_A_REQUEST = {
+    "n_samples": "the episodes of a datum are rollout.group_size",
+    "seed": "every episode of a group would sample the same; the run's own is seed",
+    "top_logprobs": "an agent that wants them sends top_logprobs with its request",
+}
+
 
 class StepsConfig(Section):
     """saver, recover and evaluator: how often; whichever is due first. All null: never."""
@@ -91,24 +97,12 @@ class PPOConfig(Section):
     stats_logger: StatsLoggerConfig = StatsLoggerConfig()
 
     @model_validator(mode="after")
-    def _groups_have_one_size(self) -> PPOConfig:
+    def _sampling_is_of_a_run(self) -> PPOConfig:
         for name in ("gconfig", "eval_gconfig"):
-            samples = getattr(getattr(self, name), "n_samples", 1)
-            if samples != 1:
-                raise ValueError(
-                    f"{name}.n_samples={samples} has no effect on a run: the episodes of a datum "
-                    "are rollout.group_size"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _alternatives_are_asked_for_by_agents(self) -> PPOConfig:
-        for name in ("gconfig", "eval_gconfig"):
-            if getattr(getattr(self, name), "top_logprobs", 0):
-                raise ValueError(
-                    f"{name}.top_logprobs has no effect on a run: an agent that wants them sends "
-                    "top_logprobs with its request"
-                )
+            given = getattr(self, name) or GenerationConfig()
+            for option, reason in _OF_A_REQUEST.items():
+                if (value := getattr(given, option)) != getattr(GenerationConfig(), option):
+                    raise ValueError(f"{name}.{option}={value} is of no use to a run: {reason}")
         return self
 
     @model_validator(mode="after")
