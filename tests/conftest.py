@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,3 +64,10 @@ def tiny_run(tiny_model_dir: Path, tmp_path: Path) -> list[str]:
 def fresh_metrics() -> None:
     """The trackers are of the process: what an earlier test recorded is not this one's."""
     stats_tracker.export_all()
+
+
+@pytest.fixture
+def new_threads() -> Callable[[], list[str]]:
+    """Names of the threads that run and did not when the test began."""
+    before = set(threading.enumerate())
+    return lambda: [thread.name for thread in threading.enumerate() if thread not in before]

@@ -119,7 +119,7 @@ async def test_a_dropped_engine_ends_its_thread(model: LlamaForCausalLM) -> None
     before = threading.enumerate()
     engine = LocalEngine(model)
     await engine.agenerate(request(1))
-    assert len(threading.enumerate()) == len(before) + 1
+    assert [t.name for t in threading.enumerate() if t not in before].count("decode") == 1
     del engine
     gc.collect()
     for thread in threading.enumerate():

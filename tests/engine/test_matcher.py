@@ -252,7 +252,7 @@ async def test_without_the_package_it_is_not_supported(
     engine = LocalEngine(tiny_model_dir)
     assert not can_guide(engine._tokenizer)
     assert "grammar" not in engine.supported
-    with pytest.raises(RequestError, match=r"pip install 'agent-rl\[guided\]'") as caught:
+    with pytest.raises(RequestError, match="pip install llguidance") as caught:
         await engine.agenerate(request())
     assert caught.value.param == "grammar"
     await engine.close()

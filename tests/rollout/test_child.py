@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -151,7 +150,7 @@ def test_the_deadline_kills_the_child_and_its_children(make, tmp_path) -> None:
             wait_until(lambda pid=pid: not is_alive(pid))
 
 
-def test_close_leaves_no_process(make, tmp_path) -> None:
+def test_close_leaves_no_process(make, tmp_path, new_threads) -> None:
     rollout = make()
     for number in range(2):
         rollout.submit({"i": number}, child_agents.Hangs, {"folder": str(tmp_path)})
@@ -160,7 +159,7 @@ def test_close_leaves_no_process(make, tmp_path) -> None:
     pids = [int(pid) for name in tmp_path.iterdir() for pid in name.read_text().split()]
     for pid in pids:
         wait_until(lambda pid=pid: not is_alive(pid))
-    assert [t.name for t in threading.enumerate() if t.name == "agent-rl-collector"] == []
+    assert "agent-rl-collector" not in new_threads()
 
 
 def test_what_an_agent_leaves_running_is_ended_with_its_episode(make, tmp_path) -> None:

@@ -78,7 +78,7 @@ def test_a_pause_does_not_use_up_the_deadline(make, rows) -> None:
     assert numbers(rollout.wait(1, timeout=30)) == [1]
 
 
-def test_close_cancels_and_leaves_no_thread(make) -> None:
+def test_close_cancels_and_leaves_no_thread(make, new_threads) -> None:
     ended = []
 
     class Hangs(RolloutWorkflow):
@@ -97,7 +97,7 @@ def test_close_cancels_and_leaves_no_thread(make) -> None:
     rollout.close()
     assert sorted(ended) == [0, 1, 2, 3]
     assert rollout.counts().running == 0
-    assert [t.name for t in threading.enumerate() if t.name == "agent-rl-collector"] == []
+    assert "agent-rl-collector" not in new_threads()
     with pytest.raises(CollectorError, match="closed"):
         rollout.submit({}, Hangs())
 

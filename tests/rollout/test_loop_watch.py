@@ -90,8 +90,8 @@ def test_a_loop_that_is_late_without_code_of_the_user_is_left_alone(
     assert caplog.messages == []
 
 
-def test_its_thread_ends() -> None:
+def test_its_thread_ends(new_threads) -> None:
     watch = LoopWatch(lambda function: function())
     watch.start()
     watch.close()
-    assert [t.name for t in threading.enumerate() if t.name == "agent-rl-watch"] == []
+    assert "agent-rl-watch" not in new_threads()

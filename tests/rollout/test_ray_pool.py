@@ -6,6 +6,7 @@ test hangs: each has a limit, which is far above what it takes on a busy machine
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import importlib.util
 import os
@@ -108,6 +109,7 @@ def test_the_same_rows_as_on_the_event_loop(
         found[mode] = rows(rollout.prepare_batch(loader, ray_agents.Talker, group_size=2))
         assert rollout.counts().accepted == 3
         rollout.close()
+        asyncio.run(engine.close())
     for far, near in zip(found["ray"], found["inline"], strict=True):
         # The last digit depends on who shared the batch.
         assert torch.allclose(
