@@ -58,6 +58,7 @@ class DecodeThread:
             self._thread = threading.Thread(target=self._run, name="decode", daemon=True)
             self._thread.start()
             _LIVE.add(self)
+            _THREADS.add(self._thread)
         self._changed.notify_all()
 
     def withdraw(self, sequence: Sequence) -> None:
@@ -216,11 +217,14 @@ class DecodeThread:
 
 
 _LIVE: weakref.WeakSet[DecodeThread] = weakref.WeakSet()
+_THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 @atexit.register
 def _end_all() -> None:
-    """A thread inside torch must not outlive the interpreter, so wait for its last forward pass."""
-    for thread in list(_LIVE):
-        thread.stop()
+    """A thread inside torch must not outlive the interpreter: wait for its last forward pass, and,
+    where nobody else has the model any more, until it has freed that."""
+    for live in list(_LIVE):
+        live.stop()
+    for thread in list(_THREADS):
         thread.join()

@@ -167,6 +167,20 @@ def test_forgetting_close_does_not_hang_the_exit() -> None:
 
 
 @pytest.mark.slow
+def test_an_engine_that_is_dropped_at_the_exit_frees_its_model_first() -> None:
+    """Its thread is the last to hold the model, and frees it while the interpreter ends."""
+    drops = "\ndel engine, model\n"
+    many_layers = _PROGRAM.replace("num_hidden_layers=2", "num_hidden_layers=64")
+    done = subprocess.run(
+        [sys.executable, "-c", many_layers.replace("2000", "2") + drops],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "started\n", "")
+
+
+@pytest.mark.slow
 def test_ctrl_c_leaves_no_process() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", _PROGRAM, "wait"],
