@@ -20,7 +20,6 @@ from agent_rl.api.session import Session
 from agent_rl.api.turn import Turn
 from agent_rl.engine.base import token_budget
 from agent_rl.errors import ContextLengthError, EpisodeError, RequestError, boundary
-from agent_rl.record.identity import text_of
 from agent_rl.record.plan import PromptPlan
 from agent_rl.tokens.family_reader import FamilyReader
 from agent_rl.tokens.parse import MessageReader, ParsedMessage
@@ -76,8 +75,11 @@ def read_prompt(session: Session, turn: Turn) -> PromptPlan:
 
 
 def _num_chars(message: JsonObject) -> int:
+    """Of its text; images are not looked at: the whole history is asked, at every turn."""
     content = message.get("content")
-    return len(content if isinstance(content, str) else text_of(message))
+    if isinstance(content, str):
+        return len(content)
+    return sum(len(str(part.get("text") or "")) for part in content or ())
 
 
 def check_size(session: Session, num_chars: int) -> None:
