@@ -20,8 +20,7 @@ from typing import Any
 
 import yaml
 
-from agent_rl.config.explain import nearest
-from agent_rl.config.foreign_names import our_name
+from agent_rl.config.explain import key_hint
 from agent_rl.config.ppo import PPOConfig
 from agent_rl.errors import ConfigError
 from agent_rl.types import JsonObject
@@ -48,7 +47,8 @@ def describe_config(key: str = "") -> str:
     for depth, part in enumerate(parts):
         fields: JsonObject = node.get("properties", {})
         if part not in fields:
-            raise ConfigError(_unknown(key, part, list(fields)))
+            hint = key_hint(part, parts, list(fields))
+            raise ConfigError(f"there is no config key {key!r}; {hint}")
         if depth < len(parts) - 1:
             lines.append(f"{_INDENT * depth}{part}:")
         field = fields[part]
@@ -149,13 +149,3 @@ def _comment(text: str) -> Iterator[str]:
 
 def _indented(lines: Iterator[str], depth: int) -> Iterator[str]:
     return (f"{_INDENT * depth}{line}".rstrip() for line in lines)
-
-
-def _unknown(key: str, part: str, names: list[str]) -> str:
-    if ours := our_name(key.split(".")):
-        hint = f"here it is {ours}"
-    elif near := nearest(part, names):
-        hint = f"did you mean {near!r}?"
-    else:
-        hint = f"valid keys: {', '.join(names) or 'none'}"
-    return f"there is no config key {key!r}; {hint}"

@@ -34,6 +34,22 @@ def explained(error: ValidationError, root: type[BaseModel]) -> str:
     return "; ".join(line for fault in error.errors() for line in _lines(fault, root))
 
 
+def key_hint(
+    name: str, keys: Sequence[str], names: Sequence[str], places: Sequence[str] = ()
+) -> str:
+    """What to write in place of ``name``, the part of ``keys`` that is unknown.
+
+    ``names`` may stand there; ``places`` are keys elsewhere that end so.
+    """
+    if ours := our_name(keys):
+        return f"here it is {ours}"
+    if near := nearest(name, names):
+        return f"did you mean {near!r}?"
+    if places:
+        return f"did you mean {' or '.join(map(repr, places))}?"
+    return f"valid keys: {', '.join(names) or 'none'}"
+
+
 def require_section(value: object, section: type[Model], owner: str) -> None:
     """Raises WrongTypeError naming ``owner``, the call that was given something else."""
     if isinstance(value, section):
@@ -77,14 +93,7 @@ def _unknown(keys: Sequence[str], root: type[BaseModel]) -> str:
     names = _field_names(keys[:-1], root)
     places = [key for key in _all_keys(root) if key.rpartition(".")[2] == name]
     own_places = [key for key in places if key.startswith(f"{keys[0]}.")]
-    if ours := our_name(keys):
-        hint = f"here it is {ours}"
-    elif near := nearest(name, names):
-        hint = f"did you mean {near!r}?"
-    elif places:
-        hint = f"did you mean {' or '.join(map(repr, own_places or places))}?"
-    else:
-        hint = f"valid keys: {', '.join(names)}"
+    hint = key_hint(name, keys, names, own_places or places)
     return f"unknown config key {'.'.join(keys)!r}; {hint}"
 
 
