@@ -126,7 +126,7 @@ def _check_plotting() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise MissingDependencyError("the demo needs: pip install 'agent-rl[demo]'") from None
+        raise MissingDependencyError("the demo needs: pip install matplotlib") from None
 
 
 def _show_conversations(

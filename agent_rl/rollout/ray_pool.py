@@ -173,6 +173,6 @@ def _ray() -> Any:
         import ray
     except ImportError as error:
         raise MissingDependencyError(
-            "rollout.agent.mode=ray needs Ray; run: pip install 'agent-rl[ray]'"
+            "rollout.agent.mode=ray needs Ray; run: pip install ray"
         ) from error
     return ray

@@ -92,7 +92,7 @@ def _read_file(path: Path) -> list[JsonObject]:
             import pyarrow.parquet as parquet
         except ImportError:
             raise MissingDependencyError(
-                f"reading {path} needs pyarrow; run: pip install 'agent-rl[parquet]'"
+                f"reading {path} needs pyarrow; run: pip install pyarrow"
             ) from None
         return list(parquet.read_table(path).to_pylist())
     raise DatasetError(f"the dataset {path} must end in .jsonl, .ndjson or .parquet")
