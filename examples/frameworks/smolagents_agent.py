@@ -2,7 +2,7 @@
 
 It writes its own calls into the history as text, so that each model call is a row of its own. It
 demands a tool call every time: the engine must honour grammars (LocalEngine does with
-`pip install 'agent-rl[guided]'`).
+`pip install -e '.[guided]'`).
 
 python examples/frameworks/smolagents_agent.py
 """

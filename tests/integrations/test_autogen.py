@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("autogen_agentchat", reason="needs pip install 'agent-rl[autogen]'")
+pytest.importorskip("autogen_agentchat", reason="needs pip install -e '.[autogen]'")
 
 from autogen_agent import AutoGenClerk, model_of
 from autogen_agentchat.agents import AssistantAgent

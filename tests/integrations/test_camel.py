@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("camel", reason="needs pip install 'agent-rl[camel]'")
+pytest.importorskip("camel", reason="needs pip install -e '.[camel]'")
 
 from camel.agents import ChatAgent
 from camel.toolkits import FunctionTool

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("claude_agent_sdk", reason="needs pip install 'agent-rl[claude]'")
+pytest.importorskip("claude_agent_sdk", reason="needs pip install -e '.[claude]'")
 
 from claude_agent import ClaudeClerk
 from scenario import Stage, call_of, check_conversation, check_failing_tool, usual_replies

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("crewai", reason="needs pip install 'agent-rl[crewai]'")
+pytest.importorskip("crewai", reason="needs pip install -e '.[crewai]'")
 
 from crewai import Agent
 from crewai_agent import CrewAIClerk

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("dspy", reason="needs pip install 'agent-rl[dspy]'")
+pytest.importorskip("dspy", reason="needs pip install -e '.[dspy]'")
 
 import dspy
 from dspy_agent import DSPyClerk

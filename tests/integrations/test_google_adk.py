@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("google.adk", reason="needs pip install 'agent-rl[google-adk]'")
+pytest.importorskip("google.adk", reason="needs pip install -e '.[google-adk]'")
 
 from google.adk.agents import LlmAgent
 from google.adk.agents.run_config import RunConfig, StreamingMode

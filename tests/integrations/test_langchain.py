@@ -120,14 +120,14 @@ class CreateAgentClerk:
 
 
 def test_create_agent() -> None:
-    pytest.importorskip("langchain.agents", reason="needs pip install 'agent-rl[langchain]'")
+    pytest.importorskip("langchain.agents", reason="needs pip install -e '.[langchain]'")
     check_conversation(CreateAgentClerk)
     check_failing_tool(CreateAgentClerk)
 
 
 @pytest.mark.parametrize("strategy", ["ToolStrategy", "ProviderStrategy"])
 def test_structured_output_of_create_agent(strategy: str) -> None:
-    agents = pytest.importorskip("langchain.agents", reason="needs 'agent-rl[langchain]'")
+    agents = pytest.importorskip("langchain.agents", reason="needs pip install -e '.[langchain]'")
     form = getattr(pytest.importorskip("langchain.agents.structured_output"), strategy)(Cents)
 
     class Accountant:

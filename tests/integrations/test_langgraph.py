@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("langgraph", reason="needs pip install 'agent-rl[langgraph]'")
+pytest.importorskip("langgraph", reason="needs pip install -e '.[langgraph]'")
 
 from langchain_core.messages import SystemMessage
 from langgraph.graph import START, MessagesState, StateGraph

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("litellm", reason="needs pip install 'agent-rl[litellm]'")
+pytest.importorskip("litellm", reason="needs pip install -e '.[litellm]'")
 
 import litellm
 from litellm_agent import TOOLS, LiteLLMClerk

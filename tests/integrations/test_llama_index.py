@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("llama_index.llms.openai_like", reason="needs 'agent-rl[llama-index]'")
+pytest.importorskip("llama_index.llms.openai_like", reason="needs pip install -e '.[llama-index]'")
 
 from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent
 from llama_index_agent import LlamaIndexClerk, llm_of

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("math_verify", reason="needs pip install 'agent-rl[math-verify]'")
+pytest.importorskip("math_verify", reason="needs pip install -e '.[math-verify]'")
 
 from agent_rl import RolloutEngine, ScriptedEngine, small_model
 from agent_rl.engine.loading import load_tokenizer

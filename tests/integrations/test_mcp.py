@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("mcp.server", reason="needs pip install 'agent-rl[mcp]'")
+pytest.importorskip("mcp.server", reason="needs pip install -e '.[mcp]'")
 if not hasattr(pytest.importorskip("mcp"), "Client"):
     pytest.skip("needs mcp 2.0 or newer", allow_module_level=True)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("agents", reason="needs pip install 'agent-rl[openai-agents]'")
+pytest.importorskip("agents", reason="needs pip install -e '.[openai-agents]'")
 
 import agents
 from openai import AsyncOpenAI

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("openenv.core", reason="needs pip install 'agent-rl[openenv]'")
+pytest.importorskip("openenv.core", reason="needs pip install -e '.[openenv]'")
 
 import uvicorn
 from openenv.core.env_server.http_server import create_app

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pydantic_ai", reason="needs pip install 'agent-rl[pydantic-ai]'")
+pytest.importorskip("pydantic_ai", reason="needs pip install -e '.[pydantic-ai]'")
 
 from openai import AsyncOpenAI
 from pydantic import BaseModel

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-pytest.importorskip("reasoning_gym", reason="needs pip install 'agent-rl[reasoning-gym]'")
+pytest.importorskip("reasoning_gym", reason="needs pip install -e '.[reasoning-gym]'")
 
 from agent_rl import RolloutEngine, ScriptedEngine, small_model
 from agent_rl.engine.loading import load_tokenizer

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("smolagents", reason="needs pip install 'agent-rl[smolagents]'")
+pytest.importorskip("smolagents", reason="needs pip install -e '.[smolagents]'")
 
 from scenario import call_of, check_broken_engine, check_conversation, check_failing_tool
 from shop import PRICES, price, questions, reward

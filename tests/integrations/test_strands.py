@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("strands", reason="needs pip install 'agent-rl[strands]'")
+pytest.importorskip("strands", reason="needs pip install -e '.[strands]'")
 
 from openai import AsyncOpenAI
 from pydantic import BaseModel

@@ -37,7 +37,7 @@ LIMIT_S = 300
 def with_ray(test: Callable[..., None]) -> Callable[..., None]:
     for mark in (
         pytest.mark.slow,
-        pytest.mark.skipif(not HAS_RAY, reason="Ray is missing: pip install 'agent-rl[ray]'"),
+        pytest.mark.skipif(not HAS_RAY, reason="Ray is missing: pip install -e '.[ray]'"),
         pytest.mark.usefixtures("ray_ends", "limited"),
         pytest.mark.filterwarnings("ignore"),  # Ray's own
     ):
@@ -296,5 +296,5 @@ def test_without_ray_the_command_is_named(
         return real(name, *arguments, **options)
 
     monkeypatch.setattr(builtins, "__import__", without_ray)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'agent-rl\[ray\]'"):
+    with pytest.raises(MissingDependencyError, match="pip install ray"):
         make().submit({"i": 0}, ray_agents.Talker)
