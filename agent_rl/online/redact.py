@@ -10,6 +10,7 @@ user's own is any function from text to text.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import unicodedata
 from collections.abc import Callable
@@ -93,6 +94,13 @@ def redact_object(value: Any, redactor: Redactor) -> Any:
     if isinstance(value, list | tuple):
         return [redact_object(item, redactor) for item in value]
     return value
+
+
+def stored_id(value: str, redactor: Redactor) -> str:
+    """By which an id is found again: ``s1`` as it is, ``ann@x.org`` as ``[email]:5f3c...``."""
+    if (redacted := redactor(value)) == value:
+        return value
+    return f"{redacted}:{hashlib.sha256(value.encode('utf-8', 'replace')).hexdigest()[:16]}"
 
 
 def passes_luhn(digits: str) -> bool:

@@ -8,25 +8,19 @@ never holds up users. Training does not need it.
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import os
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from agent_rl.config import PrivacyConfig
-from agent_rl.online.redact import Redactor, redact, redact_object
+from agent_rl.online.disk_thread import DiskThread
+from agent_rl.online.redact import Redactor, redact, redact_object, stored_id
 from agent_rl.record.jsonl import append_lines, json_line, read_lines
 from agent_rl.types import JsonObject
 
-logger = logging.getLogger(__name__)
-
 _S_PER_DAY = 86_400.0
 _TIDY_EVERY = 256  # rows
-_TIDY_EVERY_S = 600.0
 
 
 class TurnStore:
@@ -40,18 +34,13 @@ class TurnStore:
         self._config = config
         self._redactor = redactor
         self._num_untidied = 0
-        self._has_failed = False
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="turn-store")
-        self._writer.submit(self._guarded, self._tidy)
-        self._is_closed = threading.Event()
-        if config.keep_days is not None:
-            threading.Thread(
-                target=self._tidy_in_time, name="turn-store-clock", daemon=True
-            ).start()
+        self._disk = DiskThread(
+            "turn-store", path, tidy=self._tidy, is_timed=config.keep_days is not None
+        )
 
     def append(self, row: JsonObject) -> None:
-        """Write it soon. A disk that fails is reported once and stops nothing."""
-        self._writer.submit(self._guarded, lambda: self._append(row))
+        """Write it soon."""
+        self._disk.soon(lambda: self._append(row))
 
     def delete(self, *, session_id: str | None = None, user_id: str | None = None) -> int:
         """Remove all rows of the session, or of the user; how many there were.
@@ -64,26 +53,24 @@ class TurnStore:
             raise ValueError("delete turns by session_id or by user_id, one of both")
         value = session_id if user_id is None else user_id
         assert value is not None, "one of both is given"
-        stored = {value, self._stored_id(value)}
+        stored = {value, stored_id(value, self._redactor)}
 
         def is_kept(row: JsonObject) -> bool:
             ids = [row.get("session_id")] if user_id is None else row.get("user_ids") or []
             return stored.isdisjoint(ids)
 
-        return self._writer.submit(self._keep, is_kept).result()
+        return self._disk.now(lambda: self._keep(is_kept))
 
     def close(self) -> None:
         """Returns when everything is written."""
-        self._is_closed.set()
-        self._writer.submit(self._guarded, self._tidy)
-        self._writer.shutdown()
+        self._disk.close()
 
     def _append(self, row: JsonObject) -> None:
         if self._config.redact:
             row = {
                 **redact_object(row, self._redactor),
-                "session_id": self._stored_id(row["session_id"]),
-                "user_ids": [self._stored_id(user_id) for user_id in row["user_ids"]],
+                "session_id": stored_id(row["session_id"], self._redactor),
+                "user_ids": [stored_id(user, self._redactor) for user in row["user_ids"]],
             }
         if not self.path.exists():
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,17 +79,6 @@ class TurnStore:
         self._num_untidied += 1
         if self._num_untidied >= _TIDY_EVERY:
             self._tidy()
-
-    def _stored_id(self, value: str) -> str:
-        """``s1`` as it is, ``ann@x.org`` as ``[email]:5f3c...``."""
-        if (redacted := self._redactor(value)) == value:
-            return value
-        return f"{redacted}:{hashlib.sha256(value.encode('utf-8', 'replace')).hexdigest()[:16]}"
-
-    def _tidy_in_time(self) -> None:
-        """Rows grow old also while nobody writes."""
-        while not self._is_closed.wait(_TIDY_EVERY_S):
-            self._writer.submit(self._guarded, self._tidy)
 
     def _tidy(self) -> None:
         """Drop what is too old, and the oldest of too many."""
@@ -136,14 +112,6 @@ class TurnStore:
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(other, self.path)
-
-    def _guarded(self, write: Callable[[], None]) -> None:
-        try:
-            write()
-        except OSError as error:
-            if not self._has_failed:
-                self._has_failed = True
-                logger.warning("turns are no longer written to %s: %s", self.path, error)
 
 
 def _time_s(row: JsonObject) -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent_rl.config import PrivacyConfig
-from agent_rl.online import turn_store
+from agent_rl.online import disk_thread
 from agent_rl.online.turn_store import TurnStore
 from agent_rl.record.jsonl import append_lines, json_line, read_lines
 
@@ -67,7 +67,7 @@ def test_old_rows_are_gone_when_the_store_opens_and_when_it_closes(path: Path) -
 
 
 def test_old_rows_are_gone_while_nobody_writes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turn_store, "_TIDY_EVERY_S", 0.01)
+    monkeypatch.setattr(disk_thread, "_TIDY_EVERY_S", 0.01)
     store = TurnStore(path, PrivacyConfig(keep_days=7))
     store.append(row(1, age_days=8))
     store.append(row(2))
@@ -123,7 +123,7 @@ def test_a_disk_that_fails_is_reported_once(
     store.append(row(1))
     store.append(row(2))
     store.close()
-    assert caplog.text.count("no longer written") == 1
+    assert caplog.text.count("not everything is written") == 1
 
 
 def test_a_line_that_is_none_of_ours_is_left_out_when_rows_are_dropped(path: Path) -> None:
