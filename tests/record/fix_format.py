@@ -36,6 +36,17 @@ FIX = (
     "{% if add_generation_prompt %}<|im_start|>assistant{{ '\n' }}{% endif %}"
 )
 T2 = FIX.replace("and true", "and false")  # drops reasoning from the history
+T3 = FIX.replace("assistant{{ '\n' }}", "assistant{{ '\n' }}<think>")  # the prompt opens reasoning
+# Consecutive tool results share one block, of the user's.
+T4 = FIX.replace(
+    "<|im_start|>{{ m.role }}{{ '\n' }}",
+    "{% if m.role != 'tool' or messages[loop.index0 - 1].role != 'tool' %}"
+    "<|im_start|>{{ 'user' if m.role == 'tool' else m.role }}{{ '\n' }}{% endif %}",
+).replace(
+    "<|im_end|>{{ '\n' }}{% endfor %}",
+    "{% if m.role != 'tool' or loop.last or messages[loop.index].role != 'tool' %}"
+    "<|im_end|>{{ '\n' }}{% endif %}{% endfor %}",
+)
 
 
 class FixTokenizer:
