@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
 from agent_rl.config.files import is_hub_id
+from agent_rl.engine.checksums import check_checksums, has_checksums
 from agent_rl.engine.load_lock import loading
 from agent_rl.engine.small_model import model_folder
 from agent_rl.errors import ModelLoadError
@@ -23,6 +24,7 @@ from agent_rl.errors import ModelLoadError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+WEIGHTS = "*.safetensors"
 _HUB_TIMEOUT_S = 10.0
 
 
@@ -32,10 +34,13 @@ def load_model(path: str | Path, *, device: torch.device, dtype: torch.dtype) ->
     Weights are read from safetensors only: other formats can run code when they are loaded.
 
     Raises:
-        ModelLoadError: no such folder, or what it holds is not a whole model.
+        ModelLoadError: no such folder, or what it holds is not a whole model; or a checkpoint whose
+            weights are not those that were written (``WEIGHTS`` have checksums there).
     """
     path = model_folder(path)
     with loading, _explained("model", path), quiet_transformers():
+        if has_checksums(Path(path)):
+            check_checksums(Path(path), WEIGHTS)
         model, report = AutoModelForCausalLM.from_pretrained(
             _at_hand(path), dtype=dtype, use_safetensors=True, output_loading_info=True
         )

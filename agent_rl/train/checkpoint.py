@@ -29,7 +29,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from transformers import PreTrainedTokenizerBase
 
-from agent_rl.engine.loading import quiet_transformers
+from agent_rl.engine.checksums import write_checksums
+from agent_rl.engine.loading import WEIGHTS, quiet_transformers
 from agent_rl.errors import CheckpointError
 from agent_rl.train.lora import has_adapters, merged_state_dict, write_adapters
 from agent_rl.train.team import Team
@@ -52,11 +53,13 @@ def save_hf_checkpoint(
     folder: str | Path,
     *,
     weights: dict[str, Tensor] | None = None,
+    has_checksums: bool = True,
 ) -> Path:
     """Write config, safetensors, tokenizer and chat template; replaces what ``folder`` held.
 
     Adapters are added into the weights, and written to the folder ``adapter`` as they are.
-    ``weights`` are those of a model whose own are sharded.
+    ``weights`` are those of a model whose own are sharded. ``has_checksums``: a flipped bit is
+    found when the folder is loaded.
     """
     with whole_folder(Path(folder)) as work, quiet_transformers():
         if has_adapters(model):
@@ -66,6 +69,8 @@ def save_hf_checkpoint(
             model.save_pretrained(work, state_dict=weights)
         if tokenizer is not None:
             tokenizer.save_pretrained(work)
+        if has_checksums:
+            write_checksums(work, WEIGHTS)
     return Path(folder)
 
 

@@ -1,10 +1,10 @@
 """Recovery: the run's state on disk, from which a restarted run goes on as if it never stopped.
 
 ``{run_dir}/recover/step12/`` is the state after 12 whole steps: ``actor/`` (weights, optimizer) and
-``run.json`` (random states, dataloader, rollout, logger, frequencies). It appears by renaming a
-folder that is complete and flushed, and earlier ones are removed after that: whatever kills the
-process, a whole state is there. A state that is there and cannot be used is an error, never a fresh
-start.
+``run.json`` (random states, dataloader, rollout, logger, frequencies), with the checksums of both.
+It appears by renaming a folder that is complete and flushed, and earlier ones are removed after
+that: whatever kills the process, a whole state is there. A state that is there and cannot be used
+is an error, never a fresh start.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from agent_rl.engine.checksums import ALL_FILES, check_checksums, write_checksums
 from agent_rl.errors import CheckpointError
 from agent_rl.train.checkpoint import whole_folder
 from agent_rl.train.random_states import random_states, restore_random_states
 from agent_rl.train.replica import Replica
 from agent_rl.types import JsonObject
 
-_FORMAT = 1
+_FORMAT = 2
 _STATE = re.compile(r"step(\d+)")
 
 
@@ -87,6 +88,7 @@ class Recovery:
             with whole_folder(target) as work:
                 replica.save_state(work / "actor")
                 (work / "run.json").write_text(self._noted, encoding="utf-8")
+                write_checksums(work, ALL_FILES)
         for path in self.folder.glob("*step*"):  # also what a killed save left behind
             if path != target:
                 shutil.rmtree(path, ignore_errors=True)
@@ -106,6 +108,7 @@ class Recovery:
         try:
             noted = _read_json(newest / "run.json")
             self._check(noted)
+            check_checksums(newest, ALL_FILES)
             replica.load_state(newest / "actor")
             for name, part in self._parts.items():
                 part.load_state_dict(noted["parts"][name])

@@ -87,11 +87,13 @@ class Replica:
                 own[name].copy_(value)
 
     @together
-    def export(self, folder: Path) -> None:
-        """Write the weights as a Hugging Face folder."""
+    def export(self, folder: Path, *, is_kept: bool = False) -> None:
+        """Write the weights as a Hugging Face folder; one that is kept has checksums."""
         weights = self._whole() if self.team.size > 1 else None
         if self.team.is_first:
-            save_hf_checkpoint(self.actor.model, self._tokenizer, folder, weights=weights)
+            save_hf_checkpoint(
+                self.actor.model, self._tokenizer, folder, weights=weights, has_checksums=is_kept
+            )
 
     @together
     def gather(self) -> dict[str, Tensor]:

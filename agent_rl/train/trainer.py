@@ -296,7 +296,7 @@ class PPOTrainer:
         With ``actor.lora`` the adapters are added in, and stand alone in its folder ``adapter``.
         """
         folder = self.run_dir / "checkpoints" / name
-        self._replica.export(folder)
+        self._replica.export(folder, is_kept=True)
         return folder
 
     @property
@@ -367,6 +367,8 @@ class PPOTrainer:
     def _write_recovery(self, recovery: Recovery) -> None:
         recovery.save(self._replica)
         self.rollout.mark_trained(self._num_steps)
+        if self.source is not None:
+            self.source.note_saved(self._num_steps)
 
     def _run_evaluation(self, workflow: dict[str, Any]) -> None:
         if not self.valid_rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,32 @@ def test_hf_folder_keeps_tokenizer_and_template(tmp_path: Path) -> None:
     assert loaded_tokenizer.apply_chat_template(messages) == tokenizer.apply_chat_template(messages)
     assert (tmp_path / "out" / "model.safetensors").is_file()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda content: content[:-4], lambda content: b"\x01".join((content[:-4], content[-3:]))],
+)
+def test_damaged_weights_are_refused(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    """Cut off, and with one byte of a weight changed, which safetensors loads without a word."""
+    folder = save_hf_checkpoint(model(), None, tmp_path / "out")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(damage(weights.read_bytes()))
+    with pytest.raises(ModelLoadError, match=r"out: model\.safetensors is damaged"):
+        load_model(folder, device=torch.device("cpu"), dtype=torch.float32)
+
+
+def test_settings_beside_the_weights_may_be_edited(tmp_path: Path) -> None:
+    folder = save_hf_checkpoint(model(), None, tmp_path / "out")
+    with (folder / "config.json").open("a") as file:
+        file.write("\n")
+    load_model(folder, device=torch.device("cpu"), dtype=torch.float32)
+
+
+def test_weights_on_their_way_to_a_server_have_no_checksums(tmp_path: Path) -> None:
+    """They are read at once, and a digest of each update would cost time."""
+    folder = save_hf_checkpoint(model(), None, tmp_path / "out", has_checksums=False)
+    assert not (folder / "SHA256SUMS").exists()
 
 
 def test_second_save_replaces_the_first(tmp_path: Path) -> None:

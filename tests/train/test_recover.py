@@ -294,10 +294,11 @@ def state_folder(config: PPOConfig) -> Path:
         ("run.json", lambda content: content[:-9], "run.json cannot be read"),
         ("run.json", lambda content: b"[]", "run.json holds a list"),
         ("run.json", lambda content: b"{}", "'format' is missing"),
-        ("run.json", lambda content: content.replace(b'"rollout"', b'"x"'), "'rollout' is missing"),
-        ("actor/tree.json", lambda content: content[:-9], "cannot read the state"),
-        ("actor/shard*", lambda content: content[:-9], "cannot read the state"),
-        ("actor/shard*", lambda content: b"\x80\x04.", "cannot read the state"),
+        ("run.json", lambda content: content.replace(b'"rollout"', b'"x"'), "run.json is damaged"),
+        ("actor/tree.json", lambda content: content[:-9], "tree.json is damaged"),
+        ("actor/shard*", lambda content: content[:-9], "shard.* is damaged"),
+        ("actor/shard*", lambda content: content[:-1] + b"\x01", "shard.* is damaged"),
+        ("SHA256SUMS", lambda content: content[:9], "SHA256SUMS cannot be compared"),
     ],
 )
 def test_a_damaged_state_is_an_error_and_not_a_fresh_start(
