@@ -1,15 +1,16 @@
 """Broadcaster: weights straight from the trainer's memory to servers, over a process group.
 
 The trainer is rank 0 of a group made for this alone; each server has as many ranks as workers.
-Tensors go in buckets, each announced by HTTP, so that memory for one bucket is enough. The label of
-the new weights goes with the last bucket: half of an update never carries it.
+Tensors go in buckets (``buckets.py``), each announced by HTTP, so that memory for one bucket is
+enough.
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import aclosing
 from datetime import timedelta
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor, distributed
 from torch.distributed import distributed_c10d as c10d
 
 from agent_rl.engine.base import NamedTensor, WeightUpdate
+from agent_rl.engine.buckets import labelled_buckets
 from agent_rl.engine.http import ServerConnection
 from agent_rl.engine.server import Failures, Server
 from agent_rl.engine.server_api import GroupMember, ServerApi, TensorSpec
@@ -57,18 +59,11 @@ class Broadcaster:
         self, servers: Sequence[Server], update: WeightUpdate, *, keeps_cache: bool
     ) -> Failures:
         """Servers that failed, and why; with any, the others have only a part of the weights."""
-        assert update.tensors is not None, "checked before"
-        buckets = in_buckets(update.tensors(), self._bucket_bytes)
-        bucket = await asyncio.to_thread(next, buckets, None)
-        assert bucket is not None, "a model has parameters"
         failures = await self._gather(servers)
         if not failures:
             failures = await self._on_all(self._api.begin_receiving)
-        while bucket is not None and not failures:
-            following = await asyncio.to_thread(next, buckets, None)
-            label = None if following is not None else str(update.version)
-            failures = await self._send_bucket(bucket, label, keeps_cache)
-            bucket = following
+        if not failures:
+            failures = await self._send_buckets(update, keeps_cache)
         if not failures:
             failures = await self._on_all(self._api.end_receiving)
         if failures:
@@ -131,6 +126,14 @@ class Broadcaster:
         self._group, failures = await self._together(ours, calls)
         return failures
 
+    async def _send_buckets(self, update: WeightUpdate, keeps_cache: bool) -> Failures:
+        async with aclosing(labelled_buckets(update, self._bucket_bytes)) as buckets:
+            async for bucket, label in buckets:
+                failures = await self._send_bucket(bucket, label, keeps_cache)
+                if failures:
+                    return failures
+        return {}
+
     async def _send_bucket(
         self, bucket: list[NamedTensor], label: str | None, keeps_cache: bool
     ) -> Failures:
@@ -177,20 +180,6 @@ class Broadcaster:
         if error is not None:  # then everybody has a part of the weights only
             return None, dict.fromkeys(self._members, f"the trainer's part failed: {error}")
         return local.result(), {}
-
-
-def in_buckets(tensors: Iterable[NamedTensor], max_bytes: int) -> Iterator[list[NamedTensor]]:
-    """Neighbours together, up to ``max_bytes``: 3, 4 and 9 bytes in buckets of 8 -> [3, 4], [9]."""
-    bucket: list[NamedTensor] = []
-    size_bytes = 0
-    for name, tensor in tensors:
-        if bucket and size_bytes + tensor.nbytes > max_bytes:
-            yield bucket
-            bucket, size_bytes = [], 0
-        bucket.append((name, tensor))
-        size_bytes += tensor.nbytes
-    if bucket:
-        yield bucket
 
 
 def join_group(

@@ -1,8 +1,8 @@
 """SharedMemorySender: weights to servers on this machine, through memory that both of them map.
 
-One buffer of this machine's memory is filled with bucket after bucket; servers get its name by HTTP
-and copy what is in it. The label of the new weights goes with the last bucket: half of an update
-never carries it. Only names are pickled here, and nothing is unpickled.
+One buffer of this machine's memory is filled with bucket after bucket (``buckets.py``); servers get
+its name by HTTP and copy what is in it. It is freed with the update, however that ends. Only names
+are pickled here, and nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing, closing
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from torch import Tensor
 from torch.multiprocessing import reductions
 
 from agent_rl.engine.base import NamedTensor, WeightUpdate
-from agent_rl.engine.broadcast import in_buckets
+from agent_rl.engine.buckets import labelled_buckets
 from agent_rl.engine.server import Failures, Server, on_all
 from agent_rl.engine.server_api import SharedMemoryApi
 from agent_rl.errors import EngineError
@@ -50,11 +51,7 @@ class SharedMemorySender:
         self, servers: Sequence[Server], update: WeightUpdate, *, keeps_cache: bool
     ) -> Failures:
         """Servers that failed, and why; with any, the others have only a part of the weights."""
-        assert update.tensors is not None, "checked before"
-        buckets = in_buckets(update.tensors(), self._bucket_bytes)
-        bucket = await asyncio.to_thread(next, buckets, None)
-        assert bucket is not None, "a model has parameters"
-        buffer, num_workers = SharedBuffer(), dict[Server, int]()
+        num_workers: dict[Server, int] = {}
 
         async def begin(server: Server) -> None:
             num_workers[server] = await self._api.num_workers(server.connection)
@@ -64,19 +61,29 @@ class SharedMemorySender:
             await self._api.end_receiving(server.connection)
 
         failures = await on_all(servers, begin, timeout_s=self._timeout_s)
-        while bucket is not None and not failures:
-            places = await asyncio.to_thread(buffer.fill, bucket)
-            following = await asyncio.to_thread(next, buckets, None)
-            take = partial(
-                self._take,
-                handle=buffer.handle(places, num_readers=sum(num_workers.values())),
-                num_workers=num_workers,
-                label=None if following is not None else str(update.version),
-                keeps_cache=keeps_cache,
-            )
-            failures = await on_all(servers, take, timeout_s=self._timeout_s)
-            bucket = following
+        if not failures:
+            failures = await self._send_buckets(num_workers, update, keeps_cache)
         return failures or await on_all(servers, end, timeout_s=self._timeout_s)
+
+    async def _send_buckets(
+        self, num_workers: Mapping[Server, int], update: WeightUpdate, keeps_cache: bool
+    ) -> Failures:
+        buckets = labelled_buckets(update, self._bucket_bytes)
+        with closing(SharedBuffer()) as buffer:
+            async with aclosing(buckets):
+                async for bucket, label in buckets:
+                    places = await asyncio.to_thread(buffer.fill, bucket)
+                    take = partial(
+                        self._take,
+                        handle=buffer.handle(places, num_readers=sum(num_workers.values())),
+                        num_workers=num_workers,
+                        label=label,
+                        keeps_cache=keeps_cache,
+                    )
+                    failures = await on_all(num_workers, take, timeout_s=self._timeout_s)
+                    if failures:
+                        return failures
+        return {}
 
     async def close(self) -> None:
         """Nothing is kept between updates."""
@@ -96,11 +103,25 @@ class SharedMemorySender:
 
 
 class SharedBuffer:
-    """Memory that other processes of this user map by name; freed when nobody has it any more."""
+    """Memory that other processes of this user map by name; freed when it is closed and nobody has
+    it any more."""
 
     def __init__(self) -> None:
         self._flat_N = torch.empty(0, dtype=torch.uint8)
         self._name: tuple[Any, ...] = ()
+
+    def close(self) -> None:
+        """Take its name away. May be called twice.
+
+        Those who were to read it and never did are counted as having it: they would keep it for as
+        long as this process lives. One more is counted, so that the last does not do this again.
+        """
+        if not self._name:
+            return
+        self._flat_N.untyped_storage()._shared_incref()  # type: ignore[no-untyped-call]
+        _, name, _ = self._name
+        Path(_FOLDER, name.decode().lstrip("/")).unlink(missing_ok=True)
+        self._flat_N, self._name = torch.empty(0, dtype=torch.uint8), ()
 
     def fill(self, bucket: Sequence[NamedTensor]) -> list[SimpleNamespace]:
         """Put the tensors in, one after another, each where its type may begin. Returns name, type,
@@ -118,6 +139,7 @@ class SharedBuffer:
             )
             start = -(-end // _ALIGNMENT) * _ALIGNMENT
         if end > len(self._flat_N):
+            self.close()
             self._flat_N = _allocate(end)
             self._name = _share(self._flat_N.untyped_storage())
         for place, (_, tensor) in zip(places, bucket, strict=True):

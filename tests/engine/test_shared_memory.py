@@ -4,8 +4,9 @@ test_train_on_servers.py."""
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ from served_model import ServedModel
 from sglang_server import sglang_app
 from transformers import PreTrainedModel
 
-from agent_rl.engine.base import WeightUpdate
+from agent_rl.engine.base import NamedTensor, WeightUpdate
 from agent_rl.engine.remote import RemoteEngine
 from agent_rl.engine.server import Server
 from agent_rl.engine.sglang import SGLang
@@ -52,6 +53,11 @@ def buckets_of(server: LiveServer) -> list[tuple[str | None, bool]]:
     log = server.model.faults.log
     bodies = [body for kind, body in log if kind == "update_weights_from_tensor"]
     return [(body["weight_version"], body["flush_cache"]) for body in bodies]
+
+
+def shared_names() -> set[str]:
+    """What this process has given a name in shared memory."""
+    return {path.name for path in Path("/dev/shm").glob(f"torch_{os.getpid()}_*")}
 
 
 def test_tensors_lie_where_their_types_may_begin() -> None:
@@ -132,6 +138,7 @@ async def test_new_weights_for_all_servers(
 async def test_a_server_that_fails_is_out_and_the_other_serves(
     servers: list[LiveServer], other_model: PreTrainedModel
 ) -> None:
+    """The memory that it was to read is not kept for it."""
     bad, good = servers
     bad.model.faults.fail_update = True
     engine = await connect(servers)
@@ -140,4 +147,38 @@ async def test_a_server_that_fails_is_out_and_the_other_serves(
     assert engine.up == [good.address]
     assert good.model.label == "1"
     assert torch.equal(weights_of(good)["lm_head.weight"], tensors["lm_head.weight"])
+    assert shared_names() == set()
     await engine.close()
+
+
+async def test_an_update_that_breaks_off_keeps_no_memory(
+    servers: list[LiveServer], other_model: PreTrainedModel
+) -> None:
+    def half() -> Iterator[NamedTensor]:
+        yield from list(other_model.named_parameters())[:4]
+        raise RuntimeError("out of memory")
+
+    engine = await connect(servers)
+    inner = [Server(server.connection) for server in engine._fleet.router.servers]
+    sender = SharedMemorySender(SGLang(), bucket_bytes=5_000)
+    update = WeightUpdate(version=7, method="tensor", tensors=half)
+
+    async def send() -> object:
+        return await sender.send(inner, update, keeps_cache=False)
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        await engine._loop.run(send())
+    assert {label for label, _ in buckets_of(servers[0])} == {None}
+    assert shared_names() == set()
+    await engine.close()
+
+
+def test_memory_that_nobody_reads_is_freed_with_the_buffer() -> None:
+    buffer = SharedBuffer()
+    buffer.handle(buffer.fill([("a", torch.zeros(10))]), num_readers=2)
+    assert len(shared_names()) == 1
+    buffer.handle(buffer.fill([("a", torch.zeros(1000))]), num_readers=2)
+    assert len(shared_names()) == 1
+    buffer.close()
+    buffer.close()
+    assert shared_names() == set()

@@ -15,7 +15,7 @@ from vllm_server import vllm_app
 
 from agent_rl.config import LoraConfig
 from agent_rl.engine.base import WeightUpdate
-from agent_rl.engine.broadcast import in_buckets
+from agent_rl.engine.buckets import in_buckets
 from agent_rl.engine.loading import load_model
 from agent_rl.engine.remote import RemoteEngine
 from agent_rl.engine.sglang import SGLang
