@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from fix_format import FIX, PROMPT, T2, T3, T4, FixTokenizer, assistant, tool, user
+from fix_format import FIX, PROMPT, T2, T3, T4, FixTokenizer, assistant, call, tool, user
 
 from agent_rl import ArealOpenAI, ScriptedEngine
 
@@ -252,3 +254,59 @@ async def test_a_fork_trains_its_shared_turn_once() -> None:
     assert [sum(row["loss_mask"]) for row in rows] == [5, 3]
     assert [sum(row["attention_mask"]) for row in rows] == [24, 24]
     assert [sum(row["loss_mask"]) for row in agent.rows("individual")] == [2, 3, 3]
+
+
+async def test_arguments_that_a_framework_writes_anew() -> None:
+    """case B27: the next prompt has the sampled ids, no escape that was not sampled."""
+    sampled = '{"q":"\u4e2d\u6587 \U0001f642 \\u00e9", "n": 12345678901234567890, "f": 1.0}'
+    text = f'<tool_call>{{"name": "f", "arguments": {sampled}}}</tool_call>'
+    output = [*FixTokenizer(FIX).encode(text), 2]
+    agent = Agent([output, [20, 2], [20, 2]])
+    first = await agent.ask([user("hi")], tools=[tool("f")])
+    [made] = first.choices[0].message.tool_calls
+    assert made.function.arguments == sampled
+    for call_id in (made.id, "of the framework"):
+        replay = assistant(None, tool_calls=[call(call_id, "f", json.dumps(json.loads(sampled)))])
+        result = {"role": "tool", "tool_call_id": call_id, "content": "r1"}
+        await agent.ask([user("hi"), replay, result], tools=[tool("f")])
+        known = (*agent.sent[0], *output)
+        assert agent.sent[-1][: len(known)] == known
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [('{"x": 1}', "(x=1)"), ("", "()"), ("not json", "(arguments=not json)")],
+)
+async def test_arguments_of_a_template_that_asks_for_their_items(
+    arguments: str, shown: str
+) -> None:
+    """case B8: a mapping for the template, an invalid text as it is, the caller's own untouched."""
+    items = "({% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %})"
+    agent = Agent([[20, 2]], FIX.replace("{{ c.function | tojson }}", items), "hf")
+    result = {"role": "tool", "tool_call_id": "t1", "content": "r1"}
+    messages = [user("hi"), assistant(None, tool_calls=[call("t1", "f", arguments)]), result]
+    before = copy.deepcopy(messages)
+    await agent.ask(messages, tools=[tool("f")])
+    assert f"<tool_call>{shown}</tool_call>" in agent.tokenizer.decode(agent.sent[0])
+    assert messages == before
+
+
+async def test_one_tool_in_three_forms() -> None:
+    """case B9: key order, strict=false and the flat form give the same ids; a tool without a name
+    harms no other."""
+    schema = {"type": "object", "properties": {"x": {"type": "integer"}}}
+    turned = {"properties": {"x": {"type": "integer"}}, "type": "object"}
+    forms: list[Any] = [
+        [{"type": "function", "function": {"name": "f", "parameters": schema}}],
+        [{"function": {"strict": False, "parameters": turned, "name": "f"}, "type": "function"}],
+        [{"type": "function", "name": "f", "parameters": schema}],
+        [
+            {"type": "function"},
+            {"type": "function", "function": {"name": "f", "parameters": schema}},
+        ],
+    ]
+    agent = Agent([[20, 2]] * 4, style="hf")
+    for tools in forms:
+        await agent.ask([user("hi")], tools=tools)
+    assert len(set(agent.sent)) == 1
+    assert '"name": "f"' in agent.tokenizer.decode(agent.sent[0])
