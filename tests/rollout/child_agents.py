@@ -174,6 +174,13 @@ class Alarm:
         return 1.0
 
 
+class AlarmInTask:
+    """Likewise, as a coroutine."""
+
+    async def run(self, data: Any) -> float:
+        return Alarm().run(data)
+
+
 class Context:
     def run(self, data: Any) -> float:
         ask()

@@ -108,7 +108,7 @@ async def test_rewards_by_id(episode) -> None:
 
 
 async def test_unknown_id_is_named(episode) -> None:
-    """case B91"""
+    """cases B86, B91"""
     with pytest.raises(RewardError, match="'chatcmpl-none'"):
         await episode(Returns({"chatcmpl-none": 1.0}))
     with pytest.raises(RewardError, match="must be one finite number"):

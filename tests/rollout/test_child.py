@@ -129,9 +129,10 @@ def test_what_an_agent_prints_is_shown(make, capfd) -> None:
         assert f"[Talks, task 0] {line}\n" in shown
 
 
-def test_a_verifier_that_needs_the_main_thread_works(make) -> None:
+@pytest.mark.parametrize("agent", [child_agents.Alarm, child_agents.AlarmInTask])
+def test_a_verifier_that_needs_the_main_thread_works(make, agent) -> None:
     """case B84"""
-    assert rewards(make().rollout_batch([{}], child_agents.Alarm)[0]) == [1.0]
+    assert rewards(make().rollout_batch([{}], agent)[0]) == [1.0]
 
 
 def test_the_context_goes_along(make) -> None:

@@ -31,6 +31,22 @@ def test_explicit_reference_moves_into_the_group(make, rows, replay) -> None:
     assert "rollout_reward" not in group
 
 
+def test_steps_of_a_normalised_group_stay_visible(make, interaction, replay) -> None:
+    """case B79: steps -0.2, 1 | 0 around the references 1 and 0; the raw ones beside them."""
+    slots = [
+        {
+            "a": interaction("a", -0.2, rollout_reward=1.0),
+            "b": interaction("b", 1.0, rollout_reward=1.0),
+        },
+        {"c": interaction("c", 0.0)},
+    ]
+    rollout = make(reward_normalization=True)
+    [group] = rollout.rollout_batch([{}], replay(slots), group_size=2)
+    assert group["rewards"].tolist() == pytest.approx([-1.4, 1.0, -1.0])
+    assert group["original_rewards"].tolist() == pytest.approx([-0.2, 1.0, 0.0])
+    assert group["rollout_group"].rewards == pytest.approx((1.0, -1.0))
+
+
 def test_finished_groups_are_kept_for_the_next_call(make, rows) -> None:
     """case B137: 11 groups, taken four at a time."""
     rollout = make(consumer_batch_size=16, max_concurrent_rollouts=16)

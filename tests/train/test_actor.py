@@ -9,7 +9,7 @@ import torch
 from tiny_batches import groups, tiny_model, trajectory
 
 from agent_rl import small_model, stats_tracker
-from agent_rl.config import ActorConfig, OptimizerConfig, RefConfig
+from agent_rl.config import ActorConfig, NormConfig, OptimizerConfig, RefConfig
 from agent_rl.errors import WorkflowContractError
 from agent_rl.train.actor import Actor
 from agent_rl.train.batch import Batch, micro_batches
@@ -174,6 +174,23 @@ def test_a_row_without_a_known_reward_is_not_there() -> None:
     ]
     config = ActorConfig(optimizer=SGD_LIKE)
     assert torch.equal(weights_after(two, config), weights_after(three, config))
+
+
+def test_a_truncated_row_that_does_not_count_moves_no_weight() -> None:
+    """Case B99: the middle row has no end token; whether its reward is 1 or 100 says nothing."""
+    config = ActorConfig(
+        truncated_rows="zero",
+        reward_clip=1000.0,
+        reward_norm=NormConfig(mean_level="batch", std_level=None),
+        optimizer=SGD_LIKE,
+    )
+    ids, masks = [[1, 5, 2], [1, 6, 7], [1, 8, 2]], [[0, 1, 1]] * 3
+    usual, wild, other = (
+        weights_after([trajectory(ids, masks, rewards)], config)
+        for rewards in ([1.0, 1.0, 0.0], [1.0, 100.0, 0.0], [0.0, 1.0, 1.0])
+    )
+    assert torch.equal(usual, wild)
+    assert not torch.equal(usual, other)
 
 
 def test_non_finite_gradient_skips_the_step() -> None:

@@ -6,11 +6,13 @@ import pytest
 import torch
 from tiny_batches import trajectory
 
+from agent_rl import RolloutEngine, RolloutWorkflow, ScriptedEngine
 from agent_rl.config import ActorConfig, NormConfig
+from agent_rl.engine.base import InferenceEngine
 from agent_rl.errors import WorkflowContractError
 from agent_rl.train.batch import Batch
 from agent_rl.train.estimator import AdvantageEstimator, Values
-from agent_rl.types import RolloutGroup, TensorDict
+from agent_rl.types import JsonObject, RolloutGroup, TensorDict
 
 
 def advantages_of(config: ActorConfig, trajectories: list[TensorDict]) -> list[float]:
@@ -70,6 +72,39 @@ def test_a_penalty_hides_no_ambiguity(
     )
     with pytest.raises(WorkflowContractError, match="explicit rollout_reward"):
         advantages_of(config, [rows])
+
+
+def test_a_reward_is_not_lost_on_tool_output() -> None:
+    """Case B88: rows that end in, or go through, the output of a tool; gamma .5, then lambda .9."""
+    rows = trajectory([[1, 2, 3, 4, 5]], [[0, 1, 1, 0, 0]], [1.0])
+    assert advantages_of(ActorConfig(reward_norm=None, gamma=0.5), [rows]) == [0, 0.5, 1, 0, 0]
+    rows = trajectory([[1, 2, 3, 4, 5, 6]], [[0, 1, 1, 0, 0, 1]], [1.0])
+    got = advantages_of(ActorConfig(reward_norm=None, gae_lambda=0.9), [rows])
+    assert got == pytest.approx([0, 0.81, 0.9, 0, 0, 1])
+
+
+def test_a_failed_episode_shifts_no_other_group() -> None:
+    """Case B92: of three prompts with three episodes each, one of the second fails."""
+
+    class Graded(RolloutWorkflow):
+        async def arun_episode(self, engine: InferenceEngine, data: JsonObject) -> TensorDict:
+            reward = data["rewards"].pop(0)
+            if reward is None:
+                raise ConnectionError("refused")
+            rows = trajectory([[1, 2]], [[0, 1]], [reward])
+            del rows["rollout_group"]
+            return rows
+
+    data = [{"rewards": rewards} for rewards in ([1.0, 0, 0], [1.0, None, 0], [0, 1.0, 1.0])]
+    with RolloutEngine(ScriptedEngine([])) as rollout:
+        found = rollout.rollout_batch(data, Graded(), group_size=3)
+    groups = [group for group in found if group is not None]
+    config = ActorConfig(
+        reward_norm=NormConfig(mean_level="group", std_level="group", std_unbiased=False)
+    )
+    assert advantages_of(config, groups)[1::2] == pytest.approx(
+        [1.41418, -0.70709, -0.70709, 0.99998, -0.99998, -1.41418, 0.70709, 0.70709], abs=1e-4
+    )
 
 
 def test_a_group_of_one_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:

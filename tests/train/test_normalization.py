@@ -135,6 +135,17 @@ def test_remainder_is_a_group_of_its_own() -> None:
     assert got == pytest.approx([-0.99998, 0.99998, 0.0], abs=1e-5)
 
 
+@pytest.mark.parametrize("mean_level", ["batch", "group", None])
+@pytest.mark.parametrize("std_level", ["batch", "group"])
+@pytest.mark.parametrize("rewards", [[1, 2, 3], [0.1, 0.1, 3]])
+def test_no_level_lets_a_remainder_explode(
+    mean_level: str | None, std_level: str, rewards: list[float]
+) -> None:
+    """Case B93: a mean of the batch and a std of the group of one, say; at most sqrt(n)."""
+    config = group_norm(mean_level=mean_level, std_level=std_level)
+    assert max(map(abs, normalize(rewards, [singles(2), singles(1)], config))) < math.sqrt(3)
+
+
 @pytest.mark.parametrize("options", [{}, {"std_unbiased": True}, {"mean_leave1out": True}])
 def test_singleton_gives_zero(options: dict[str, object]) -> None:
     """Case B95: one value, also with an unbiased std: 0 and finite."""
