@@ -19,6 +19,7 @@ from transformers import AutoTokenizer
 from agent_rl import ScriptedEngine, small_model
 from agent_rl.errors import ConfigError, ModelLoadError
 from agent_rl.gateway.server import Gateway
+from agent_rl.record.journal import Journal
 from agent_rl.serve import gateway_line, serve, serve_config
 
 COMMAND = [sys.executable, "-m", "agent_rl.cli", "serve", "--port", "0"]
@@ -73,10 +74,12 @@ def test_serving_until_interrupted(
         assert (process.returncode, errors.strip()) == (0, "stopped")
 
 
-def learn(folder: Path, model: Path, *settings: str, stops: bool = True) -> str:
+def learn(
+    folder: Path, model: Path, *settings: str, stops: bool = True, is_killed: bool = False
+) -> str:
     """What a server printed that learnt from one conversation of two turns.
 
-    It ends by itself, or is interrupted once it has learnt.
+    It ends by itself, or is interrupted once it has learnt, or killed once both are on disk.
     """
     options = [
         *("--model", str(model), "--learn", "binary", "rollout.consumer_batch_size=2"),
@@ -96,6 +99,10 @@ def learn(folder: Path, model: Path, *settings: str, stops: bool = True) -> str:
                 )
                 message = completion.choices[0].message
                 messages.append({"role": "assistant", "content": message.content})
+        while is_killed and num_samples(folder) < 2:
+            time.sleep(0.01)
+        if is_killed:
+            return ""
         learnt = ""
         while not stops and "version" not in learnt:
             learnt = process.stdout.readline()
@@ -104,6 +111,11 @@ def learn(folder: Path, model: Path, *settings: str, stops: bool = True) -> str:
         output, errors = rest_of(process, folder)
     assert process.returncode == 0, errors
     return learnt + output
+
+
+def num_samples(folder: Path) -> int:
+    path = folder / "out" / "serve" / "trial" / "samples.journal"
+    return sum("sample" in entry for entry in Journal.read(path))
 
 
 def test_learning_from_a_conversation(tiny_model_dir: Path, tmp_path: Path) -> None:
@@ -187,3 +199,18 @@ def test_each_method_has_settings_that_can_teach() -> None:
     assert serve_config("x", learn=None, overrides=["gateway={model: y}"]).gateway.model == "y"
     with pytest.raises(ConfigError, match="unknown config key"):
         serve_config("x", learn=None, overrides=["port=1"])
+
+
+@pytest.mark.slow
+def test_killed_before_it_learnt_it_finds_what_was_judged(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    """kill -9 with two judged turns of four: served again, two more are a step."""
+    settings = ("rollout.consumer_batch_size=4", "total_train_steps=1")
+    learn(tmp_path, tiny_model_dir, *settings, is_killed=True)
+    output = learn(tmp_path, tiny_model_dir, *settings)
+    assert "version 1" in output
+    errors = (tmp_path / "errors.txt").read_text(encoding="utf-8")
+    assert "2 judged samples of an earlier process wait" in errors
+    assert [path.name for path in (tmp_path / "out" / "serve").iterdir()] == ["trial"]
+    assert num_samples(tmp_path) == 0

@@ -68,9 +68,14 @@ class OnlineConfig(Section):
         "live", description="live: serving goes on while weights change; gate: 503 meanwhile"
     )
     queue_size: int = Field(1024, ge=1, description="samples that may wait for the trainer")
+    max_staleness: int | None = Field(
+        None, ge=0, description="versions that a waiting sample may be old; null: any number"
+    )
     no_progress_warning_s: LimitS = Field(30.0, description="of a batch that does not fill")
     min_hint_chars: int = Field(11, ge=1, description="a shorter hint is not accepted")
     teacher_max_concurrent: int = Field(3, ge=1, description="sequences the teacher scores at once")
-    record_turns: bool = Field(True, description="write each judged turn to turns.jsonl")
+    record_turns: bool = Field(
+        True, description="write each judged turn to turns.jsonl, and what waits to samples.journal"
+    )
     judge: JudgeConfig = JudgeConfig()
     privacy: PrivacyConfig = PrivacyConfig()

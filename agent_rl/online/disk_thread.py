@@ -13,8 +13,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from agent_rl.errors import JournalError
-
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
@@ -64,7 +62,7 @@ class DiskThread:
         if error is None or self._has_failed:
             return
         self._has_failed = True
-        is_ours = not isinstance(error, OSError | JournalError)
+        is_ours = not isinstance(error, OSError)
         logger.warning(
             "not everything is written to %s: %s",
             self._path,

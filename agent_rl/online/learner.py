@@ -9,10 +9,8 @@ neither sockets nor losses.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import threading
-import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -25,12 +23,12 @@ from agent_rl.online.hints import HintSource
 from agent_rl.online.judge import record_votes
 from agent_rl.online.methods import LESSONS, Lesson, Outcome
 from agent_rl.online.passive import SessionTurns, Turn
-from agent_rl.online.sample import OnlineSample
-from agent_rl.online.sample_queue import SampleQueue
+from agent_rl.online.sample import Owned
+from agent_rl.online.sample_journal import SampleJournal
 from agent_rl.online.teacher import Teacher, TeacherScores
-from agent_rl.online.transcript import message_text
-from agent_rl.online.turn_store import TurnStore
+from agent_rl.online.turn_store import TurnStore, turn_row
 from agent_rl.online.verdict import NOT_JUDGED, Judge, JudgedTurn, Verdict
+from agent_rl.online.waiting import WaitingSamples
 from agent_rl.stats import tracker as stats_tracker
 from agent_rl.types import TensorDict
 
@@ -39,7 +37,6 @@ logger = logging.getLogger(__name__)
 
 _CLOSE_S = 5.0  # how long ``close`` waits for judges that do not end when they are told to
 _MAX_HINT_CHARS = 10_000
-_MAX_STORED_CHARS = 20_000  # of what a judge wrote
 
 
 class OnlineLearner:
@@ -48,6 +45,7 @@ class OnlineLearner:
         judge: scores a turn; needed by the methods binary and combine.
         hints, teacher: needed by opd and combine.
         store: where judged turns are written; None: nowhere.
+        journal: where samples wait as well, opened by its owner; None: nowhere.
     """
 
     def __init__(
@@ -58,16 +56,14 @@ class OnlineLearner:
         hints: HintSource | None = None,
         teacher: Teacher | None = None,
         store: TurnStore | None = None,
+        journal: SampleJournal | None = None,
     ) -> None:
         self.config = config = config or OnlineConfig()
         _check_parts(config, judge, hints, teacher)
         self.num_turns = 0
         self._judge, self._hints, self._teacher = judge, hints, teacher
         self._store = store
-        self._queue: SampleQueue[OnlineSample] = SampleQueue(
-            config.queue_size, no_progress_warning_s=config.no_progress_warning_s
-        )
-        self._numbers = itertools.count()
+        self._waiting = WaitingSamples(config, journal)
         self._sessions: dict[str, SessionTurns] = {}
         self._calls: dict[ServedCall, SessionTurns] = {}
         self._judging: dict[asyncio.Task[None], SessionTurns] = {}
@@ -127,14 +123,30 @@ class OnlineLearner:
 
     # The trainer's side
 
-    def drain(self, batch_size: int) -> list[TensorDict]:
+    def restore(self, version: int) -> None:
+        """Take up the samples of an earlier process that these weights have not learnt.
+
+        Before anything is served. Raises JournalError.
+        """
+        self._waiting.restore(version)
+
+    def drain(self, batch_size: int, *, version: int | None = None) -> list[TensorDict]:
         """The next ``batch_size`` samples as trajectories, in the order they were settled.
 
         Waits for them. Raises CollectorError once the learner is closed.
+
+        Args:
+            version: of the weights that are to learn; ``config.max_staleness`` counts from it.
         """
-        samples = self._queue.drain(batch_size)
-        stats_tracker.get("online").scalar(queue_size=len(self._queue))
-        return [sample.to_trajectory() for sample in samples]
+        return self._waiting.drain(batch_size, version)
+
+    def note_trained(self, version: int) -> None:
+        """What was drained is in the weights of this version, which are served now."""
+        self._waiting.note_trained(version)
+
+    def note_saved(self, version: int) -> None:
+        """Weights of this version are on disk: a restart goes on from them, or later ones."""
+        self._waiting.note_saved(version)
 
     @contextmanager
     def updating(self) -> Iterator[None]:
@@ -151,7 +163,7 @@ class OnlineLearner:
     @property
     def num_waiting(self) -> int:
         """Samples that the trainer has not taken yet."""
-        return len(self._queue)
+        return len(self._waiting)
 
     @property
     def num_sessions(self) -> int:
@@ -176,13 +188,18 @@ class OnlineLearner:
         if (session_id is None) == (user_id is None):
             raise ValueError("forget by session_id or by user_id, one of both")
 
-        def is_theirs(owner: SessionTurns | OnlineSample) -> bool:
-            return session_id == owner.session_id or user_id in owner.user_ids
+        value = session_id if user_id is None else user_id
+        assert value is not None, "one of both is given"
+        names = self._waiting.names_of(value)
+
+        def is_theirs(owner: Owned) -> bool:
+            ids = owner.user_ids if session_id is None else {owner.session_id}
+            return not names.isdisjoint(ids)
 
         everyone = (*self._sessions.values(), *self._calls.values(), *self._judging.values())
         for turns in everyone:
             turns.is_forgotten = turns.is_forgotten or is_theirs(turns)
-        count = self._queue.remove(is_theirs)
+        count = await self._waiting.delete(is_theirs)
         if self._store is not None:
             delete = partial(self._store.delete, session_id=session_id, user_id=user_id)
             count += await asyncio.to_thread(delete)
@@ -195,7 +212,7 @@ class OnlineLearner:
         yet still can be.
         """
         self._is_closing = True
-        self._queue.close()
+        self._waiting.queue.close()
         if self._judging:
             judging = dict(self._judging)
             for task in judging:
@@ -203,12 +220,11 @@ class OnlineLearner:
             _, stuck = await asyncio.wait(judging, timeout=_CLOSE_S)
             if stuck:
                 logger.warning("%d judges did not end within %g s", len(stuck), _CLOSE_S)
-        if self.num_waiting:
-            logger.warning("%d samples wait that no trainer has taken", self.num_waiting)
         for turns in list(self._sessions.values()):
             self._settle_rest(turns)
         if self._store is not None:
             await asyncio.to_thread(self._store.close)
+        await self._waiting.close()
 
     # Settling
 
@@ -226,10 +242,10 @@ class OnlineLearner:
         if task.cancelled():
             self._settle(turns, turn, NOT_JUDGED, None, None)
         elif (error := task.exception()) is not None:
-            self._queue.close(cause=error)
+            self._waiting.queue.close(cause=error)
 
     async def _learn(self, turns: SessionTurns, turn: Turn) -> None:
-        async with self._queue.place():
+        async with self._waiting.queue.place():
             await self._judge_and_settle(turns, turn)
 
     async def _judge_and_settle(self, turns: SessionTurns, turn: Turn) -> None:
@@ -318,20 +334,13 @@ class OnlineLearner:
         if lesson is not None and not self._is_closing:
             self._put(turns, turn, lesson)
         if self._store is not None:
-            self._store.append(_stored(turns, turn, verdict, hint, lesson))
+            self._store.append(turn_row(turns, turn, verdict, hint, lesson))
 
     def _put(self, turns: SessionTurns, turn: Turn, lesson: Lesson) -> None:
-        if not lesson.is_trained and len(self._queue) >= self.config.queue_size:
+        if not lesson.is_trained and len(self._waiting) >= self.config.queue_size:
             self._shed()
             return
-        sample = OnlineSample(
-            index=next(self._numbers),
-            session_id=turns.session_id,
-            user_ids=turns.user_ids,
-            interaction=turn.interaction,
-            lesson=lesson,
-        )
-        self._queue.put(sample)
+        self._waiting.put(turns, turn, lesson)
 
     def _shed(self) -> None:
         """The trainer is so far behind that a turn is not learnt from; serving is not held up."""
@@ -363,28 +372,3 @@ def _record_lesson(lesson: Lesson | None, turn: Turn) -> None:
     )
     if lesson is not None and lesson.is_trained and lesson.reward is not None:
         tracker.scalar(reward=lesson.reward)
-
-
-def _stored(
-    turns: SessionTurns, turn: Turn, verdict: Verdict, hint: str | None, lesson: Lesson | None
-) -> dict[str, Any]:
-    interaction = turn.interaction
-    versions = interaction.path.versions
-    return {
-        "time": time.time(),
-        "session_id": turns.session_id,
-        "user_ids": sorted(turns.user_ids),
-        "turn": turn.number,
-        "interaction_id": interaction.interaction_id,
-        "versions": [min(versions), max(versions)],
-        "prompt": message_text(interaction.messages[-1]),
-        "answer": message_text(interaction.output_message_list[0]),
-        "next_state": None if turn.next_state is None else message_text(turn.next_state),
-        "score": verdict.score,
-        "given_reward": interaction.reward,
-        "votes": list(verdict.votes),
-        "evaluation": verdict.evaluation[-_MAX_STORED_CHARS:],
-        "hint": hint,
-        "trained": lesson is not None and lesson.is_trained,
-        "promoted": lesson is not None and lesson.is_promoted,
-    }

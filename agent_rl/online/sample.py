@@ -7,9 +7,10 @@ The row is a group of its own: a baseline over groups has to come from other ses
 
 from __future__ import annotations
 
+import time
 from collections.abc import Set
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 from agent_rl.online.methods import Lesson
 from agent_rl.online.teacher import TeacherScores
@@ -18,6 +19,16 @@ from agent_rl.types import RolloutGroup, TensorDict
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class Owned(Protocol):
+    """Something of a session, and of all users whom it named."""
+
+    @property
+    def session_id(self) -> str: ...
+
+    @property
+    def user_ids(self) -> Set[str]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +43,12 @@ class OnlineSample:
     user_ids: Set[str]
     interaction: InteractionWithTokenLogpReward
     lesson: Lesson
+    time_s: float = field(default_factory=time.time)
+
+    @property
+    def oldest_version(self) -> int | None:
+        """Of its sampled tokens; None where none is trained."""
+        return min(self.interaction.path.versions) if self.lesson.is_trained else None
 
     def to_trajectory(self) -> TensorDict:
         """Keys as of any rollout's row. ``rewards`` is nan without one; ``teacher_logprobs`` and
@@ -50,6 +67,21 @@ class OnlineSample:
             table |= _teacher_keys(lesson.teacher, self.interaction.path.num_prompt, is_trained)
         table["rollout_group"] = RolloutGroup(row_counts=(1,), rewards=(lesson.reward,))
         return table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptSample:
+    """A sample of an earlier process: its row is all that is left of the turn."""
+
+    index: int
+    time_s: float
+    session_id: str
+    user_ids: Set[str]
+    oldest_version: int | None
+    trajectory: TensorDict
+
+    def to_trajectory(self) -> TensorDict:
+        return self.trajectory
 
 
 def _teacher_keys(scores: TeacherScores, num_prompt: int, is_trained_1S: Tensor) -> TensorDict:

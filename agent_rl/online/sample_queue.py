@@ -76,26 +76,31 @@ class SampleQueue(Generic[T]):
             self._num_put += 1
             self._changed.notify_all()
 
-    def drain(self, batch_size: int) -> list[T]:
+    def drain(self, batch_size: int, *, drop: Callable[[T], bool] = lambda item: False) -> list[T]:
         """The oldest ``batch_size`` items; waits for them, with a warning where none comes.
+
+        Args:
+            drop: asked of each item that is there meanwhile; those are taken out.
 
         Raises:
             CollectorError: the queue was closed; ``__cause__`` says why, if anything was wrong.
         """
         with self._changed:
-            self._wait_for(batch_size)
+            self._wait_for(batch_size, drop)
             items = [self._items.popleft() for _ in range(batch_size)]
             self._wake()
             return items
 
-    def _wait_for(self, batch_size: int) -> None:
+    def _wait_for(self, batch_size: int, drop: Callable[[T], bool]) -> None:
         num_put, since_s = self._num_put, time.monotonic()
+        self.remove(drop)
         while len(self._items) < batch_size:
             if self._is_closed:
                 raise CollectorError(
                     f"the source of samples was closed; {len(self._items)} of {batch_size} are left"
                 ) from self._cause
             self._changed.wait(_POLL_S)
+            self.remove(drop)
             now_s = time.monotonic()
             if self._num_put > num_put:
                 num_put, since_s = self._num_put, now_s
@@ -114,7 +119,8 @@ class SampleQueue(Generic[T]):
             kept = deque(item for item in self._items if not is_unwanted(item))
             num_removed = len(self._items) - len(kept)
             self._items = kept
-            self._wake()
+            if num_removed:
+                self._wake()
             return num_removed
 
     def close(self, cause: BaseException | None = None) -> None:

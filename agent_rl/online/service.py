@@ -6,8 +6,8 @@ It serves from ``start`` to ``close`` without a break; the trainer outside takes
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from contextlib import AbstractContextManager
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -23,6 +23,7 @@ from agent_rl.online.judge_model import JudgeModel
 from agent_rl.online.learner import OnlineLearner
 from agent_rl.online.patience import TimedHints, TimedJudge
 from agent_rl.online.redact import Redactor, redact
+from agent_rl.online.sample_journal import SampleJournal
 from agent_rl.online.teacher import Teacher
 from agent_rl.online.turn_store import TurnStore
 from agent_rl.online.verdict import Judge
@@ -43,6 +44,9 @@ class OnlineService:
 
     Args:
         run_dir: judged turns go to ``turns.jsonl`` in it; None: nowhere.
+        model: a name for the weights whose versions the engine counts. With it, samples wait in
+            ``samples.journal`` as well, where the next process finds what its version has not
+            learnt; None: a killed process loses what waits.
         judge, hints: in place of the model that ``online.judge`` names; ``timeout_s`` of it bounds
             each call.
         redactor: in place of the built-in patterns.
@@ -61,6 +65,7 @@ class OnlineService:
         gateway: GatewayConfig | None = None,
         *,
         run_dir: Path | None = None,
+        model: str | None = None,
         judge: Judge | None = None,
         hints: HintSource | None = None,
         redactor: Redactor = redact,
@@ -71,26 +76,35 @@ class OnlineService:
         self._engine = engine
         self.judge_model = _judge_model(engine, tokenizer, config)
         needs_score, needs_hint = config.method != "opd", config.method != "binary"
-        store = None
+        store, journal = None, None
         if run_dir is not None and config.record_turns:
             store = TurnStore(run_dir / "turns.jsonl", config.privacy, redactor=redactor)
-        model = self.judge_model
+            if model is not None:
+                journal = SampleJournal(
+                    run_dir / "samples.journal",
+                    config.privacy,
+                    tokenizer,
+                    model=model,
+                    max_trained=config.queue_size,
+                    redactor=redactor,
+                )
         if judge is not None:
             judge = TimedJudge(judge, config.judge.timeout_s)
         teacher = None
         if needs_hint:
             hints = (
-                HintJudge(model, min_chars=config.min_hint_chars)
+                HintJudge(self.judge_model, min_chars=config.min_hint_chars)
                 if hints is None
                 else TimedHints(hints, config.judge.timeout_s)
             )
             teacher = Teacher(engine, top_k=top_k, max_concurrent=config.teacher_max_concurrent)
         self.learner = OnlineLearner(
             config,
-            judge=(judge or TurnJudge(model)) if needs_score else None,
+            judge=(judge or TurnJudge(self.judge_model)) if needs_score else None,
             hints=hints if needs_hint else None,
             teacher=teacher,
             store=store,
+            journal=journal,
         )
         self.gateway = Gateway(engine, tokenizer, gateway, listener=self.learner)
         self._thread: LoopThread | None = None
@@ -111,12 +125,17 @@ class OnlineService:
         return self._engine.get_version()
 
     def start(self) -> None:
-        """Raises ConfigError when the address cannot be bound."""
+        """
+        Raises:
+            ConfigError: the address cannot be bound.
+            JournalError: the samples on disk are damaged or of another model.
+        """
         self._thread = LoopThread("service")
         try:
+            self.learner.restore(self.version)
             self._call(self.gateway.start())
         except BaseException:
-            self._end_thread()
+            self.close()
             raise
 
     def close(self) -> None:
@@ -136,11 +155,24 @@ class OnlineService:
 
     def drain(self, batch_size: int) -> list[TensorDict]:
         """See ``OnlineLearner.drain``."""
-        return self.learner.drain(batch_size)
+        return self.learner.drain(batch_size, version=self.version)
 
-    def updating(self) -> AbstractContextManager[None]:
-        """See ``OnlineLearner.updating``."""
-        return self.learner.updating()
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Around a weight update, after which the engine serves what was drained before.
+
+        With ``update_mode`` gate, new requests get 503 inside. A version that did not rise has
+        learnt nothing.
+        """
+        before = self.version
+        with self.learner.updating():
+            yield
+        if self.version > before:
+            self.learner.note_trained(self.version)
+
+    def note_saved(self, version: int) -> None:
+        """See ``OnlineLearner.note_saved``."""
+        self.learner.note_saved(version)
 
     def forget(self, *, session_id: str | None = None, user_id: str | None = None) -> int:
         """Delete all that is held of a session, or of a user: record, samples and stored turns.

@@ -15,12 +15,17 @@ from pathlib import Path
 
 from agent_rl.config import PrivacyConfig
 from agent_rl.online.disk_thread import DiskThread
+from agent_rl.online.methods import Lesson
+from agent_rl.online.passive import SessionTurns, Turn
 from agent_rl.online.redact import Redactor, redact, redact_object, stored_id
+from agent_rl.online.transcript import message_text
+from agent_rl.online.verdict import Verdict
 from agent_rl.record.jsonl import append_lines, json_line, read_lines
 from agent_rl.types import JsonObject
 
 _S_PER_DAY = 86_400.0
 _TIDY_EVERY = 256  # rows
+_MAX_STORED_CHARS = 20_000  # of what a judge wrote
 
 
 class TurnStore:
@@ -118,3 +123,29 @@ def _time_s(row: JsonObject) -> float:
     """When the turn was settled; a row that does not say is as old as can be."""
     value = row.get("time")
     return value if isinstance(value, int | float) else 0.0
+
+
+def turn_row(
+    turns: SessionTurns, turn: Turn, verdict: Verdict, hint: str | None, lesson: Lesson | None
+) -> JsonObject:
+    """A settled turn, for people to read."""
+    interaction = turn.interaction
+    versions = interaction.path.versions
+    return {
+        "time": time.time(),
+        "session_id": turns.session_id,
+        "user_ids": sorted(turns.user_ids),
+        "turn": turn.number,
+        "interaction_id": interaction.interaction_id,
+        "versions": [min(versions), max(versions)],
+        "prompt": message_text(interaction.messages[-1]),
+        "answer": message_text(interaction.output_message_list[0]),
+        "next_state": None if turn.next_state is None else message_text(turn.next_state),
+        "score": verdict.score,
+        "given_reward": interaction.reward,
+        "votes": list(verdict.votes),
+        "evaluation": verdict.evaluation[-_MAX_STORED_CHARS:],
+        "hint": hint,
+        "trained": lesson is not None and lesson.is_trained,
+        "promoted": lesson is not None and lesson.is_promoted,
+    }

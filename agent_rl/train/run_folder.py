@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 _LOCK = ".lock"
 _WORK = (
     *("metrics.jsonl", "checkpoints", "recover", "rollout", "eval-rollout"),
-    *("rollout.journal", "turns.jsonl"),
+    *("rollout.journal", "samples.journal", "turns.jsonl"),
 )
 """What a run leaves behind once it has done something."""
 
@@ -75,11 +75,15 @@ class RunFolder:
         return "; ".join(parts)
 
     def _goes_on(self) -> bool:
-        """From the state of an earlier process, or from the episodes that it had finished."""
-        if self._config.recover.mode == "off":
+        """From the state of an earlier process, from the episodes that it had finished, or from
+        the conversations that it had judged."""
+        config = self._config
+        if config.recover.mode == "off":
             return False
-        has_journal = self._config.rollout.journal and (self.path / "rollout.journal").exists()
-        return has_journal or any((self.path / "recover").glob("step*"))
+        has_journal = config.rollout.journal and (self.path / "rollout.journal").exists()
+        is_online = config.rollout.agent.mode == "online"
+        has_samples = is_online and (self.path / "samples.journal").exists()
+        return has_journal or has_samples or any((self.path / "recover").glob("step*"))
 
     def _own(self) -> None:
         self.release()

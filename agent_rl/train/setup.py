@@ -244,6 +244,7 @@ def online_service(
         config.online,
         config.gateway,
         run_dir=folder,
+        model=None if config.recover.mode == "off" else config.actor.path or config.tokenizer_path,
         top_k=config.actor.distillation.topk,
     )
 

@@ -187,7 +187,7 @@ async def test_two_sessions_that_interleave(
     assert sorted(judge.seen) == [
         ("one", "bad"), ("one", "good"), ("two", "bad again"), ("two", "good again")
     ]  # fmt: skip
-    samples = learner._queue.drain(4)
+    samples = learner._waiting.queue.drain(4)
     scores = {(s.session_id, s.interaction.interaction_id): s.lesson.reward for s in samples}
     assert scores == {
         ("s1", "chatcmpl-0"): 1.0,
@@ -497,7 +497,7 @@ async def test_forgetting_a_user(judge: ScriptedJudge, talk: Callable, tmp_path:
     ann.reply(late, "four")
     learner.on_session_end("s1")
     await learner.judged()
-    assert [set(sample.user_ids) for sample in learner._queue.drain(1)] == [{"bob"}]
+    assert [set(sample.user_ids) for sample in learner._waiting.queue.drain(1)] == [{"bob"}]
     assert learner.num_waiting == 0
     await learner.close()
     assert [row["user_ids"] for _, row in read_lines(store.path)] == [["bob"], ["bob"]]
@@ -519,7 +519,7 @@ async def test_a_session_belongs_to_all_whom_its_calls_name(
         await learner.judged()
     await asyncio.to_thread(store.close)
     assert [row["user_ids"] for _, row in read_lines(store.path)] == [[], ["ann"], ["ann", "bob"]]
-    assert learner._queue.remove(lambda sample: "ann" in sample.user_ids) == 3
+    assert learner._waiting.queue.remove(lambda sample: "ann" in sample.user_ids) == 3
 
 
 async def test_closing_ends_judges_and_drain(

@@ -44,9 +44,11 @@ def test_a_run_that_did_nothing_leaves_no_folder_of_its_own(tmp_path: Path) -> N
     assert [path.name for path in (tmp_path / "exp").iterdir()] == ["trial"]
 
 
-@pytest.mark.parametrize("left", ["recover/step3", "rollout.journal"])
+@pytest.mark.parametrize("left", ["recover/step3", "rollout.journal", "samples.journal"])
 def test_a_run_that_goes_on_stays_in_its_folder(tmp_path: Path, left: str) -> None:
-    config = config_in(tmp_path, "recover.mode=auto", "rollout.journal=true")
+    is_online = left == "samples.journal"
+    mode = "rollout.agent.mode=online" if is_online else "rollout.journal=true"
+    config = config_in(tmp_path, "recover.mode=auto", mode)
     folder = claimed(config)
     (folder.path / left).mkdir(parents=True)
     folder.release()
