@@ -108,8 +108,9 @@ def patience(dataloader: DataSource) -> int:
 
 
 def as_native(value: object) -> Any:
-    """numpy arrays and scalars as lists and Python numbers, also inside lists and dicts: rows of
-    a Parquet file have them, and templates (``if tools``) and JSON break on them."""
+    """A copy with numpy arrays and scalars as lists and Python numbers, also inside lists and
+    dicts: rows of a Parquet file have them, and templates (``if tools``) and JSON break on them.
+    Objects of other classes are not copied."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):

@@ -24,6 +24,7 @@ from agent_rl.engine.base import InferenceEngine
 from agent_rl.errors import AgentRLError, EpisodeRejectedError, WorkflowContractError
 from agent_rl.record.interaction import InteractionWithTokenLogpReward
 from agent_rl.record.rows import pad_concat
+from agent_rl.rollout.dataloader import as_native
 from agent_rl.rollout.episode import Episode, EpisodeRules, run_episode
 from agent_rl.rollout.workflow import RolloutWorkflow
 from agent_rl.stats import tracker as stats_tracker
@@ -164,11 +165,13 @@ async def run_slot(
 ) -> Slot:
     """One episode whose failure is data, unless the rules say otherwise.
 
-    A broken contract is raised in either case: trying again cannot mend it.
+    A broken contract is raised in either case: trying again cannot mend it. What the episode does
+    to its datum (``data["messages"].append(...)``) is seen by no other of the group, nor by the
+    journal, which knows a group by its datum.
     """
     workflow_context.enter_slot(slot)
     try:
-        episode = await run_episode(workflow, engine, data, rules)
+        episode = await run_episode(workflow, engine, as_native(data), rules)
         return Slot(episode=episode, error=None if episode is None else episode.error)
     except WorkflowContractError:
         raise

@@ -50,7 +50,22 @@ async def test_every_slot_gets_the_same_datum(replay, rows, engine) -> None:
     seen = []
     workflow = replay([lambda data: seen.append(data) or rows(1.0)] * 3)
     await GroupedRolloutWorkflow(workflow, 3).arun_episode(engine, datum)
-    assert all(data is datum for data in seen) and len(seen) == 3
+    assert seen == [datum] * 3
+
+
+async def test_what_an_episode_does_to_its_datum_is_its_own(replay, rows, engine) -> None:
+    datum = {"messages": [{"content": "q"}], "tags": ("a", ["b"])}
+    seen = []
+
+    def changing(data):
+        seen.append((len(data["messages"]), list(data["tags"][1])))
+        data["messages"].append({"content": "answer"})
+        data["tags"][1].append("c")
+        return rows(1.0)
+
+    await GroupedRolloutWorkflow(replay([changing] * 3), 3).arun_episode(engine, datum)
+    assert seen == [(1, ["b"])] * 3
+    assert datum == {"messages": [{"content": "q"}], "tags": ("a", ["b"])}
 
 
 async def test_unusable_slot_is_left_out_and_not_run_again(replay, rows, engine) -> None:
