@@ -96,6 +96,26 @@ async def test_a_retry_of_the_sdk_that_succeeds_is_one_call(
         await ask(client)
 
 
+async def test_a_retry_of_the_sdk_after_its_timeout_is_one_call(
+    tokenizer: Any, no_backoff: None
+) -> None:
+    """Case B68: the first answer never comes; what is recorded is the one that the agent got."""
+
+    async def never(request: Any) -> None:
+        await asyncio.Event().wait()
+
+    client, engine = make(tokenizer, "warm", never, "a", "a", "b")
+    await ask(client, store=False)  # the first prompt of a format takes its time
+    first = await ask(client.with_options(max_retries=2, timeout=0.5))
+    more = [*HI, first.choices[0].message, {"role": "user", "content": "and?"}]
+    second = await ask(client, messages=more)
+    assert len(engine.requests) >= 4
+    assert list(client.interactions) == [first.id, second.id]
+    client.set_last_reward(1.0)
+    client.apply_reward_discount(0.5)
+    assert [turn.reward for turn in client.interactions.values()] == [0.5, 1.0]
+
+
 async def test_a_bug_of_the_engine_is_final(tokenizer: Any) -> None:
     client, engine = make(tokenizer, ZeroDivisionError("oops"), repeat=True)
     with pytest.raises(openai.InternalServerError, match="engine raised ZeroDivisionError: oops"):

@@ -17,12 +17,16 @@ Kind = Literal["sglang", "vllm"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """``logprobs`` None: -0.1, -0.2, ...; ``spans`` None: the server tells no versions."""
+    """``logprobs`` None: -0.1, -0.2, ...; ``spans`` None: the server tells no versions.
+
+    ``num_before``: so many tokens of it were sent in earlier events, and are not sent again.
+    """
 
     token_ids: Sequence[int] = ()
-    finish: str = "stop"
+    finish: str | None = "stop"
     logprobs: Sequence[Any] | None = None
     spans: Sequence[tuple[str, int, int]] | None = None
+    num_before: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,13 +81,16 @@ class ScriptedServer:
         answer = self.script[len(self.asked) - 1]
         if self.before is not None:
             await self.before(len(self.asked))
+        texts = [self._text(each) for each in (answer if isinstance(answer, tuple) else [answer])]
+        if not body["stream"]:
+            return Response(texts[-1], media_type="application/json")
+        events = (f"data: {event}\n\n" for event in (*texts, "[DONE]"))
+        return StreamingResponse(events, media_type="text/event-stream")
+
+    def _text(self, answer: Any) -> str:
         if isinstance(answer, Answer):
             answer = _sglang(answer) if self.kind == "sglang" else _vllm(answer)
-        text = json.dumps(answer)
-        if not body["stream"]:
-            return Response(text, media_type="application/json")
-        events = (f"data: {event}\n\n" for event in (text, "[DONE]"))
-        return StreamingResponse(events, media_type="text/event-stream")
+        return json.dumps(answer)
 
 
 def _logprobs(answer: Answer) -> Sequence[Any]:
@@ -107,8 +114,8 @@ def _spans(answer: Answer) -> dict[str, Any]:
 
 def _sglang(answer: Answer) -> dict[str, Any]:
     meta = {
-        "finish_reason": {"type": answer.finish},
-        "completion_tokens": len(answer.token_ids),
+        "finish_reason": answer.finish and {"type": answer.finish},
+        "completion_tokens": answer.num_before + len(answer.token_ids),
         "output_token_logprobs": [[value, token_id, None] for token_id, value in _pairs(answer)],
         **_spans(answer),
     }

@@ -112,6 +112,29 @@ async def test_an_answer_longer_than_asked_for_is_refused(connect: Connect, stre
         await generate(engine, streams)
 
 
+@pytest.mark.parametrize("is_cumulative", [True, False])
+async def test_events_that_tell_all_tokens_or_the_new_ones(
+    connect: Connect, kind: Kind, is_cumulative: bool
+) -> None:
+    """Case B53: each token once, in order, with its own log-prob."""
+    if kind == "vllm" and is_cumulative:
+        pytest.skip("vLLM tells the new tokens only")
+    ids, logprobs = [30, 31, 32, 33, 2], [-0.1, -0.2, -0.3, -0.4, -0.5]
+    events = tuple(
+        Answer(
+            token_ids=ids[0 if is_cumulative else start : end],
+            logprobs=logprobs[0 if is_cumulative else start : end],
+            finish="stop" if end == 5 else None,
+            num_before=0 if is_cumulative else start,
+        )
+        for start, end in ((0, 1), (1, 4), (4, 5))
+    )
+    engine, _ = await connect(events)
+    response = await generate(engine, True)
+    assert response.output_tokens == tuple(ids)
+    assert response.output_logprobs == tuple(logprobs)
+
+
 async def test_an_empty_answer(connect: Connect, streams: bool) -> None:
     """Case B45."""
     engine, _ = await connect(Answer())

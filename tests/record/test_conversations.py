@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 from collections.abc import Sequence
@@ -310,3 +311,32 @@ async def test_one_tool_in_three_forms() -> None:
         await agent.ask([user("hi")], tools=tools)
     assert len(set(agent.sent)) == 1
     assert '"name": "f"' in agent.tokenizer.decode(agent.sent[0])
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_an_answer_that_a_retry_replaced(is_late: bool) -> None:
+    """case B68: no row, no reward and no part in the discount, whichever of the two came first."""
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    async def lost(request: Any) -> list[int]:
+        begun.set()
+        await gate.wait()
+        return [21, 2]
+
+    agent = Agent([lost, [20, 2], [24, 2]])
+    slow = asyncio.create_task(agent.ask([user("hi")]))
+    await begun.wait()
+    if not is_late:
+        gate.set()
+        await slow
+    used = await agent.ask([user("hi")])
+    last = await agent.ask([user("hi"), used.choices[0].message, user("yo")])
+    gate.set()
+    orphan = (await slow).id
+    agent.client.set_last_reward(1.0)
+    rows = agent.client.export_interactions("individual", reward_discount=0.5)
+    assert {name: row.reward for name, row in rows.items()} == {used.id: 0.5, last.id: 1.0}
+    assert list(agent.client.export_interactions("concat")) == [last.id]
+    assert agent.client.interactions[orphan].reward is None
+    with pytest.raises(RuntimeError, match="only once"):
+        agent.client.apply_reward_discount(0.5)

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent_rl import LocalEngine, PPOConfig, PPOTrainer, load_config
+from agent_rl import LocalEngine, PPOConfig, PPOTrainer, ScriptedEngine, load_config
 from agent_rl.engine.loading import load_tokenizer
 from agent_rl.errors import (
     CheckpointError,
@@ -70,6 +71,67 @@ def test_a_run_trains_logs_and_leaves_a_loadable_checkpoint(config: PPOConfig) -
     again = changed(config, f"tokenizer_path={run_dir / 'checkpoints' / 'step2'}", "trial_name=two")
     with PPOTrainer(again, ROWS) as trainer:
         assert trainer.actor.model.num_parameters() > 0
+
+
+class TwoRight:
+    """Calls the model and is right about the first two data only."""
+
+    async def run(self, data: dict[str, Any], client: Any) -> float:
+        messages = [{"role": "user", "content": data["question"]}]
+        await client.chat.completions.create(model="m", messages=messages)
+        return float(data["question"] in ("say 0", "say 1"))
+
+
+def test_evaluation_is_of_each_datum_once(config: PPOConfig) -> None:
+    """Case B151: 2 of 10 are right; no multiple of the batch, nothing dropped or padded."""
+    ten = [{"question": f"say {index}"} for index in range(10)]
+    with PPOTrainer(changed(config, "rollout.consumer_batch_size=3"), ROWS, ten) as trainer:
+        stats = trainer.evaluate(TwoRight)
+    assert stats["eval-rollout/reward"] == pytest.approx(0.2)
+    assert stats["eval-rollout/reward__count"] == 10
+
+
+class TwoTemperatures:
+    """One turn at the run's temperature, one at its own."""
+
+    async def run(self, data: dict[str, Any], client: Any) -> float:
+        messages = [{"role": "user", "content": data["question"]}]
+        for own in ({}, {"temperature": 1.5}):
+            await client.chat.completions.create(model="m", messages=messages, **own)
+        return float(data["question"] > "say 3")
+
+
+def test_ratios_are_one_at_any_temperature(config: PPOConfig) -> None:
+    """Case B56: the trainer's log-probs are those of the engine, whatever each turn was sampled at.
+
+    Case B77: what is counted as trained was sampled.
+    """
+    warm = changed(config, "gconfig.temperature=0.5", "total_train_steps=1")
+    reports: list[StepReport] = []
+    with PPOTrainer(warm, ROWS) as trainer:
+        trainer.train(TwoTemperatures, on_step=reports.append)
+    stats = reports[0].stats
+    for key in ("min", "avg", "max"):
+        ratio = stats[f"ppo_actor/update/importance_weight/{key}"]
+        assert ratio == pytest.approx(1.0, abs=1e-4)
+    assert stats["ppo_actor/update/behave_logp_error/max"] < 1e-4
+    num_sampled = stats["rollout/num_sampled_tokens"] * stats["rollout/num_sampled_tokens__count"]
+    assert stats["ppo_actor/n_valid_tokens"] == num_sampled
+
+
+def test_an_empty_answer_in_a_batch(config: PPOConfig) -> None:
+    """Case B45: one of four answers has no token: it trains nothing, and every metric is finite."""
+    tokenizer = load_tokenizer(config.tokenizer_path)
+    answers = [[20, 21, 2], [], [22, 2], [23, 2]]
+    engine = ScriptedEngine(answers, tokenizer=tokenizer)
+    reports: list[StepReport] = []
+    once = changed(config, "total_train_steps=1", "rollout.max_head_offpolicyness=0")
+    with PPOTrainer(once, ROWS, tokenizer=tokenizer, engine=engine) as trainer:
+        trainer.train(TwoRight, on_step=reports.append)
+    stats = reports[0].stats
+    assert (stats["ppo_actor/n_seqs"], stats["ppo_actor/n_valid_tokens"]) == (4, 7)
+    assert stats["rollout/num_sampled_tokens"] == 7 / 4
+    assert [key for key, value in stats.items() if not math.isfinite(value)] == []
 
 
 def test_evaluation_before_training_shares_the_first_step(config: PPOConfig) -> None:
