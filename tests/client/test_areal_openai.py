@@ -38,6 +38,22 @@ async def test_a_call_is_answered_and_recorded(tokenizer: Any) -> None:
     assert completion._request_id == completion.id
 
 
+async def test_only_what_was_sampled_is_trained(tokenizer: Any) -> None:
+    """Case B122: two turns in one row: no header, no separator, but the end token."""
+    end = tokenizer.eos_token_id
+    client = make(tokenizer, [40, 41, end], [50, end], chat_template_type="concat")
+    first = await ask(client, "hi")
+    await ask(client, "hi", first.choices[0].message.content, "and?")
+    (row,) = client.export_interactions("concat").values()
+    tensors = row.to_tensor_dict()
+    ids, mask = tensors["input_ids"][0].tolist(), tensors["loss_mask"][0].tolist()
+    assert [i for i, bit in zip(ids, mask, strict=True) if bit] == [40, 41, end, 50, end]
+    start, header = ids.index(40), tokenizer.encode("<|im_start|>assistant\n")
+    assert ids[start - len(header) : start] == header
+    assert ids[start + 3 : start + 4] == tokenizer.encode("\n")
+    assert mask[start - len(header) : start + 4] == [0] * len(header) + [1, 1, 1, 0]
+
+
 def test_is_a_real_subclass_and_needs_no_key(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from echo import Echo, data, numbers
 from agent_rl.engine.base import WeightUpdate
 from agent_rl.engine.scripted import ScriptedEngine
 from agent_rl.errors import CollectorError
+from agent_rl.record.dump import TrajectoryDump
 from agent_rl.rollout.workflow import RolloutWorkflow
 from agent_rl.types import ModelRequest
 
@@ -150,6 +151,32 @@ def test_exit_in_a_stray_task_costs_nothing(make, rows) -> None:
 
     groups = make().rollout_batch(data(4), Stray())
     assert all(group is not None for group in groups)
+
+
+def test_a_fault_of_ours_in_a_task_is_raised_with_its_cause(
+    open_rollout, replay, rows, tmp_path
+) -> None:
+    """case B131: its group is not just one that failed."""
+    fault = RuntimeError("no version")
+
+    class Broken(ScriptedEngine):
+        is_asked = False
+
+        def get_version(self) -> int:
+            if self.is_asked:
+                raise fault
+            return 0
+
+    engine = Broken([])
+
+    def ask(data):
+        engine.is_asked = True
+        return rows(1.0)
+
+    rollout = open_rollout(engine, dump=TrajectoryDump(tmp_path, str))
+    with pytest.raises(CollectorError, match="background work died") as caught:
+        rollout.rollout_batch([{}], replay([ask]))
+    assert caught.value.__cause__ is fault
 
 
 def test_death_of_the_background_is_raised_with_its_cause(make, rows) -> None:

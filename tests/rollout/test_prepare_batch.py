@@ -96,7 +96,7 @@ def test_no_version_bump_is_an_error_not_a_hang(make, rows) -> None:
 
 @pytest.mark.parametrize("restored_version", [0, 50])
 def test_no_row_is_staler_than_the_bound(make, rows, restored_version) -> None:
-    """case B128: also with counts that start from zero at version 50."""
+    """cases B128, B129: also with counts that start from zero at version 50."""
     engine = ScriptedEngine([[7]], repeat=True, version=restored_version)
     rollout = make(
         engine, consumer_batch_size=8, max_concurrent_rollouts=64, max_head_offpolicyness=2

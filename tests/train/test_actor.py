@@ -58,6 +58,24 @@ def test_all_masked_batch_touches_nothing() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("max_tokens_per_mb", [1, 4096])
+def test_masked_rows_beside_others_change_nothing(max_tokens_per_mb: int) -> None:
+    """Case B113: a group without one trained token, also where it would be micro-batches alone."""
+    config = ActorConfig(optimizer=SGD_LIKE, max_tokens_per_mb=max_tokens_per_mb)
+    masked = trajectory([[1, 2, 3], [1, 2, 4]], [[0, 0, 0], [0, 0, 0]], [1.0, 0.0])
+    expected = weights_after(groups(), config)
+    assert torch.equal(weights_after([*groups(), masked], config), expected)
+
+
+def test_a_component_without_tokens_is_zero() -> None:
+    """Case B113: cross entropy over the rows with a reward above 0, of which there are none."""
+    rows = trajectory([[1, 2, 3], [1, 2, 4]], [[0, 1, 1]] * 2, [0.0, -1.0])
+    expected = weights_after([rows], ActorConfig(optimizer=SGD_LIKE))
+    got = weights_after([rows], ActorConfig(optimizer=SGD_LIKE, cross_entropy_coef=1.0))
+    assert torch.equal(got, expected)
+    assert stats_tracker.export_all()["ppo_actor/update/loss/cross_entropy"] == 0.0
+
+
 def test_state_continues_exactly(tmp_path: Path) -> None:
     config = ActorConfig(optimizer=OptimizerConfig(lr=1e-2, lr_scheduler_type="linear"))
     first, second = Batch.from_trajectories(groups(1)), Batch.from_trajectories(groups(2))

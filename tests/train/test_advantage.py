@@ -122,7 +122,7 @@ def test_distillation_advantage_and_its_sum_with_a_reward() -> None:
 
 
 def test_kl_rewards() -> None:
-    """-.1 * .5 where the reference is half a nat below; a difference of 15 counts as 10."""
+    """Case B118: -.1 * .5 where the reference is half a nat below; 15 nats count as 10."""
     got = advantage.kl_rewards(
         "k1",
         torch.tensor([-1.0, 0.0, 0.0]),

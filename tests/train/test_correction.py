@@ -37,6 +37,20 @@ def test_token_mask_rejects_the_token() -> None:
     assert got.is_kept.tolist() == [True, True, False]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_ratio_beyond_all_numbers_is_rejected(dtype: torch.dtype) -> None:
+    """Case B115: log-ratios 1000 and 0 under the bounds .5 and 5: weights 0 and 1, no inf * 0."""
+    got = behaviour_correction(
+        torch.zeros(2, dtype=dtype),
+        torch.tensor([-1000.0, 0.0], dtype=dtype),
+        torch.ones(2, dtype=torch.bool),
+        torch.zeros(2, dtype=torch.long),
+        RejectionSamplingConfig(lower=0.5, upper=5.0),
+    )
+    assert got.weights.tolist() == [0.0, 1.0]
+    assert got.is_kept.tolist() == [False, True]
+
+
 def test_sequence_mean_keeps_the_row_at_one_weight() -> None:
     assert close(correct([0.1, 0.1, 2.0], level="sequence").weights, [2.0820] * 3)
 

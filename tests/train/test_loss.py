@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from agent_rl.config import ActorConfig
+from agent_rl.errors import ConfigError
 from agent_rl.train import loss
 
 
@@ -225,7 +227,10 @@ def test_kl_estimators(kind: loss.KLEstimator, expected: float) -> None:
 
 
 def test_unknown_kl_estimator_is_refused() -> None:
-    """Case B118."""
+    """Case B118: at config time, and by the function."""
+    for keys in ({"kl_ctl": 0.1, "kl_estimator": "k2+"}, {"kl_loss_estimator": "low_var_kl"}):
+        with pytest.raises(ConfigError, match="'k1', 'k2' or 'k3'"):
+            ActorConfig(**{"kl_loss_coef": 0.1, **keys})
     with pytest.raises(ValueError, match="low_var_kl"):
         loss.kl_estimate("low_var_kl", tensor(0.0), tensor(0.0), mask_of(1))  # type: ignore[arg-type]
 

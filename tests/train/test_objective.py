@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny_batches import trajectory
@@ -9,7 +11,13 @@ from tiny_batches import trajectory
 from agent_rl.config import ActorConfig, CriticConfig
 from agent_rl.train.batch import Batch
 from agent_rl.train.metrics import TokenRecord
-from agent_rl.train.objective import Component, Evidence, Predictions, components
+from agent_rl.train.objective import (
+    Component,
+    Evidence,
+    Predictions,
+    components,
+    policy_loss,
+)
 
 NAN = float("nan")
 
@@ -90,6 +98,29 @@ def test_value_of_a_shared_trunk() -> None:
     old = tensor(0, 1, 0, 0, 0)
     made = parts({}, CriticConfig(trunk="shared"), values=old, returns=tensor(0, 0, 0, 0, 0))
     assert total(made["value"], values=tensor(2, 0, 0)) == pytest.approx(1 / 3)
+
+
+def test_one_ratio_and_one_advantage_for_each_row() -> None:
+    """Case B114, GSPO: log-ratios .3 -.1 .2 -> 1.14263 at each token; advantages 1 1 4 -> 2."""
+    config = ActorConfig(importance_sampling_level="sequence")
+    one_row = replace(
+        predictions(new=tensor(-0.7, -1.1, -0.8)), rows=torch.zeros(3, dtype=torch.int64)
+    )
+    policy = policy_loss(config, one_row, tensor(1, 1, 4), torch.ones(3, dtype=torch.bool))
+    assert policy.loss.tolist() == pytest.approx([-2 * 1.14263] * 3, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, -1.0),
+        ({"loss_aggregation": "seq-mean-token-sum"}, -1.5),
+        ({"loss_aggregation": "dr-grpo", "loss_horizon": 16}, -1.5 / 16),
+    ],
+)
+def test_the_aggregation_that_the_config_names(keys: dict[str, object], expected: float) -> None:
+    """Case B120: losses -1 -1 | -1; the default is the mean over tokens."""
+    assert total(parts(keys)["policy"]) == pytest.approx(expected)
 
 
 def test_a_weight_is_fixed_before_the_micro_batches() -> None:
