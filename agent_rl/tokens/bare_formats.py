@@ -144,8 +144,8 @@ def _python_calls(source: str) -> list[ParsedToolCall]:
         tree = body[0].value
         nodes = tree.elts if isinstance(tree, ast.List) else []
         return [_python_call(node) for node in nodes]
-    except (SyntaxError, ValueError, RecursionError):
-        return []
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return []  # TypeError: a key that is a list; MemoryError: Python's parser, too deep
 
 
 def _python_call(node: ast.expr) -> ParsedToolCall:
@@ -156,13 +156,16 @@ def _python_call(node: ast.expr) -> ParsedToolCall:
         if keyword.arg is None:
             raise ValueError("** is not a literal")
         arguments[keyword.arg] = _literal(keyword.value)
-    return ParsedToolCall(ast.unparse(node.func), json_text.dump(arguments))
+    text = json_text.dump(arguments)
+    if not json_text.is_object(text):
+        raise ValueError("too deep, or a number that JSON does not have")
+    return ParsedToolCall(ast.unparse(node.func), text)
 
 
 _NAMES = {"true": True, "false": False, "null": None}
 
 
-def _literal(node: ast.expr) -> Any:
+def _literal(node: ast.expr | None) -> Any:
     match node:
         case ast.Constant(value=str() | bool() | int() | float() | None as value):
             return value
@@ -174,5 +177,5 @@ def _literal(node: ast.expr) -> Any:
             return [_literal(item) for item in items]
         case ast.Dict(keys=keys, values=values):
             pairs = zip(keys, values, strict=True)
-            return {_literal(key): _literal(value) for key, value in pairs if key is not None}
-    raise ValueError(f"{ast.dump(node)} is not a literal")
+            return {_literal(key): _literal(value) for key, value in pairs}
+    raise ValueError("not a literal")

@@ -8,6 +8,7 @@ shown stays; a parser that sees it otherwise adds its calls only.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from agent_rl.tokens.parse import MessageDelta, MessageReader, ParsedMessage
@@ -87,16 +88,15 @@ class FamilyReader:
         return MessageDelta() if self._preview is None else self._preview.feed(token_ids)
 
     def finish(self, stop_reason: StopReason = "stop") -> MessageDelta:
-        shown = ParsedMessage() if self._preview is None else self._preview.message
-        parsed = self._parsed()
-        if self._preview is not None and not _extends(parsed, shown):
+        shown = whole = ParsedMessage()
+        if self._preview is not None:
+            shown = self._preview.message
             self._preview.finish(stop_reason)
             whole = self._preview.message
-            parsed = ParsedMessage(
-                content=whole.content,
-                reasoning_content=whole.reasoning_content,
-                tool_calls=parsed.tool_calls,
-            )
+        parsed = self._parsed()
+        # Asked of the whole, so that the answer does not depend on how the ids were fed.
+        if not _extends(parsed, whole):
+            parsed = replace(whole, tool_calls=parsed.tool_calls)
         self.message = parsed
         return MessageDelta(
             content=parsed.content[len(shown.content) :],

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from families import FAMILIES, Family, family_tokenizer, new_tokenizer
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agent_rl.errors import ConfigError, TokenError
@@ -247,7 +247,7 @@ def test_channels_are_shown_as_they_come() -> None:
 
 
 FRAGMENTS = (
-    *("yo", " ", "\n", "<think>", "</think>", "\u00e9", "<", "think>", "{", "<|im_end|>"),
+    *("yo", " ", "\n", "<think>", "</think>", "\u00e9", "🙂", "<", "think>", "{", "<|im_end|>"),
     *("<minimax:tool_call>", "</minimax:tool_call>", "<|tool_calls_section_begin|>"),
     *("<|tool_call_begin|>", "<|tool_call_end|>", "<|channel|>", "<|message|>", "<|start|>"),
     *("final", "analysis", "<|end|>", "<|return|>", "<|call|>", "commentary to=functions.add"),
@@ -255,11 +255,21 @@ FRAGMENTS = (
 )
 
 
-@pytest.mark.parametrize("name", ["kimi-k2", "minimax-m2", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["kimi-k2", "minimax-m2", "gpt_oss", "deepseek_r1", "deepseek_v3"])
 @settings(max_examples=60, deadline=None)
-@given(parts=st.lists(st.sampled_from(FRAGMENTS), max_size=10), size=st.integers(1, 4))
-def test_what_a_stream_shows_is_the_message(name: str, parts: list[str], size: int) -> None:
-    """Whatever a model writes: nothing that was shown is missing from the message, or twice."""
+@example(parts=[" ", "yo", "🙂"], size=1, num_cut=1)
+@given(
+    parts=st.lists(st.sampled_from(FRAGMENTS), max_size=10),
+    size=st.integers(1, 4),
+    num_cut=st.integers(0, 2),
+)
+def test_what_a_stream_shows_is_the_message(
+    name: str, parts: list[str], size: int, num_cut: int
+) -> None:
+    """Whatever a model writes: nothing that was shown is missing from the message, or twice.
+
+    The message is the same however its ids arrive, also where it ends inside a character.
+    """
     is_template = name in FAMILIES
     format = ChatFormat.of(
         family_tokenizer(name) if is_template else tokenizer(),
@@ -267,6 +277,7 @@ def test_what_a_stream_shows_is_the_message(name: str, parts: list[str], size: i
     )
     prompt = format.render([USER])
     output = format.vocabulary.encode("".join(parts))
+    output = output[: len(output) - num_cut]
     reader = format.decoder(tools=TOOLS, prompt_ids=prompt)
     deltas = [reader.feed(output[i : i + size]) for i in range(0, len(output), size)]
     deltas.append(reader.finish())

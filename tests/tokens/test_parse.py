@@ -304,6 +304,19 @@ def test_pythonic() -> None:
 
 
 @pytest.mark.parametrize(
+    "value",
+    [
+        *("{[1]: 2}", "{**{'a': 1}}", "{'a': 1, **{}}", "1e999", "[-1e999]"),
+        *("[" * 150 + "]" * 150, "-" * 20_000 + "1"),
+    ],
+)
+def test_python_that_json_cannot_write_is_no_call(value: str) -> None:
+    """Nothing is dropped or invented, and nothing that a model writes raises."""
+    text = f"[f(x={value})]"
+    assert read(family_tokenizer("llama_4"), text) == ParsedMessage(content=text)
+
+
+@pytest.mark.parametrize(
     ("alias", "text"),
     [
         ("qwen25", tagged('{"name": "f"}')),
