@@ -40,16 +40,29 @@ def wanted_arguments(agent: object, name: str) -> Wanted:
         agent: an instance or a class; ``name`` is how it is called in messages.
 
     Raises:
-        WorkflowResolutionError: ``run`` takes no datum, or needs what nobody passes.
+        WorkflowResolutionError: ``run`` takes no datum, needs what nobody passes, or yields.
     """
     run = agent.run  # type: ignore[attr-defined]
+    written = inspect.unwrap(run)
+    if inspect.isasyncgenfunction(written) or inspect.isgeneratorfunction(written):
+        raise WorkflowResolutionError(
+            f"{name}.run is a generator, for it has `yield`; `return` the reward in its place"
+        )
     parameters = list(inspect.signature(run).parameters.values())
     is_method_of_class = isinstance(agent, type) and not isinstance(
         inspect.getattr_static(agent, "run"), staticmethod | classmethod
     )
     parameters = parameters[1:] if is_method_of_class else parameters
     if not parameters or parameters[0].kind not in _POSITIONAL:
-        raise WorkflowResolutionError(f"{name}.run must take the datum as its first argument")
+        raise WorkflowResolutionError(
+            f"{name}.run must take the datum as its first argument, as in `run(self, data, client)`"
+            "; a decorator that hides the arguments needs functools.wraps"
+        )
+    if parameters[0].name in ARGUMENTS:
+        raise WorkflowResolutionError(
+            f"{name}.run has {parameters[0].name} as its first argument, but that is the datum: "
+            f"write `run(self, data, {parameters[0].name})`"
+        )
     named = {p.name: p for p in parameters[1:] if p.kind not in _VARIADIC}
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
     wanted = set(ARGUMENTS) if takes_any else set(ARGUMENTS) & named.keys()
@@ -66,7 +79,7 @@ def wanted_arguments(agent: object, name: str) -> Wanted:
     return Wanted(
         names=tuple(argument for argument in ARGUMENTS if argument in wanted),
         needs_address=needs_address,
-        is_async=inspect.iscoroutinefunction(inspect.unwrap(run)),
+        is_async=inspect.iscoroutinefunction(written),
     )
 
 

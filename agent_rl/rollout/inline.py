@@ -35,8 +35,9 @@ class InlineAgent:
         self._wanted = wanted_arguments(agent, name)
         if not self._wanted.is_async:
             raise WorkflowResolutionError(
-                f"{name}.run must be `async def run(self, data, ...)`; move blocking code into "
-                "`await asyncio.to_thread(...)`, or set rollout.agent.mode=subproc"
+                f"{name}.run must be `async def run(self, data, ...)`, and a decorator of it a "
+                "coroutine function as well; move blocking code into `await asyncio.to_thread"
+                "(...)`, or set rollout.agent.mode=subproc"
             )
         if self._wanted.needs_address and doors is None:
             raise WorkflowResolutionError(

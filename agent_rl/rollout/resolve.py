@@ -40,10 +40,11 @@ def resolve_workflow(
         return workflow
     if callable(getattr(workflow, "run", None)):
         return AgentWorkflow(workflow, settings=settings)
+    hint = "; make a function an agent: `class Agent: run = staticmethod(function)`"
     raise WorkflowResolutionError(
         f"workflow={workflow!r} is a {type(workflow).__name__}; expected a RolloutWorkflow "
         "(instance or class), an agent with `async def run(self, data, ...)` (instance or class), "
-        "or the import path of one as 'pkg.mod.Name'"
+        f"or the import path of one as 'pkg.mod.Name'{hint if callable(workflow) else ''}"
     )
 
 
@@ -74,7 +75,7 @@ def resolve_accept(should_accept_fn: AcceptFn | str | None) -> AcceptFn | None:
     """
     Raises:
         WorkflowResolutionError: the name cannot be imported.
-        TypeError: it is not callable.
+        TypeError: it is not callable, or must be awaited.
     """
     if should_accept_fn is None:
         return None
@@ -83,4 +84,8 @@ def resolve_accept(should_accept_fn: AcceptFn | str | None) -> AcceptFn | None:
         found = import_name(found, what="should_accept_fn")
     if not callable(found):
         raise TypeError(f"should_accept_fn must be callable, not {type(found).__name__}")
+    if inspect.iscoroutinefunction(found):
+        raise TypeError(
+            "should_accept_fn must be a plain function: `async def` returns a coroutine, no verdict"
+        )
     return found

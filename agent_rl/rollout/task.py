@@ -9,6 +9,7 @@ or any failure under ``on_error="raise"``, is raised.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import traceback
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from agent_rl import workflow_context
 from agent_rl.config import RolloutConfig
 from agent_rl.engine.base import InferenceEngine
 from agent_rl.errors import AgentRLError, EpisodeError, EpisodeRejectedError, boundary
-from agent_rl.foreign_error import place_of
+from agent_rl.foreign_error import described, place_of
 from agent_rl.record.dump import TrajectoryDump
 from agent_rl.record.rows import pad_concat
 from agent_rl.rollout.episode import FAILURE_KINDS, EpisodeRules, failure_kind
@@ -114,11 +115,12 @@ class TaskRunner:
         try:
             with boundary("agent"):
                 should_accept = submission.should_accept
-                is_accepted = should_accept is None or bool(should_accept(trajectory))
+                is_accepted = should_accept is None or _verdict(should_accept(trajectory))
         except AgentRLError as raised:
+            cause = raised.__cause__ or raised
             place = raised.place if isinstance(raised, EpisodeError) else ""
-            error = EpisodeError(f"should_accept_fn failed: {raised}", place=place)
-            error.__cause__ = raised.__cause__ or raised
+            error = EpisodeError(f"should_accept_fn raised {described(cause)}", place=place)
+            error.__cause__ = cause
             if self._rules.on_error == "raise":
                 raise error from error.__cause__
             self._log_once(error, submission)
@@ -175,6 +177,16 @@ class TaskRunner:
         logger.warning("task %s: %s (logged once)", submission.task_id, error, exc_info=trace)
         if trace is None and not isinstance(error, EpisodeRejectedError):
             logger.info("its traceback", exc_info=cause)
+
+
+def _verdict(returned: object) -> bool:
+    """True, False or what stands for one of them, such as a comparison of numpy or torch."""
+    if returned is not None and not inspect.isawaitable(returned):
+        return bool(returned)
+    if inspect.iscoroutine(returned):
+        returned.close()  # Python needs not warn of it too
+    what = "None" if returned is None else f"a {type(returned).__name__}"
+    raise TypeError(f"it returned {what}; return True to train on the group, else False")
 
 
 def _traceback(error: AgentRLError) -> str:

@@ -59,5 +59,33 @@ def test_signatures_that_cannot_be_served() -> None:
 
     with pytest.raises(WorkflowResolutionError, match="needs browser, which nobody passes"):
         wanted(unknown)
+
+    async def no_datum(self, client): ...
+    async def asynchronous(self, data):
+        yield 1.0
+
+    def plain(self, data):
+        yield 1.0
+
     with pytest.raises(WorkflowResolutionError, match="must take the datum"):
         wanted(nothing)
+    with pytest.raises(WorkflowResolutionError, match=r"write `run\(self, data, client\)`"):
+        wanted(no_datum)
+    for run in (asynchronous, plain):
+        with pytest.raises(WorkflowResolutionError, match="has `yield`; `return` the reward"):
+            wanted(run)
+
+
+def test_a_decorator_that_hides_the_arguments_is_named() -> None:
+    def hidden(run):
+        async def wrapper(*args, **kwargs):
+            return await run(*args, **kwargs)
+
+        return wrapper
+
+    class Decorated:
+        @hidden
+        async def run(self, data, client): ...
+
+    with pytest.raises(WorkflowResolutionError, match=r"needs functools\.wraps"):
+        wanted_arguments(Decorated, "Decorated")

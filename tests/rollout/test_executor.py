@@ -229,6 +229,7 @@ def test_deadline_counts_as_a_failure_of_its_own_kind(make, rows, replay) -> Non
 
 
 def test_broken_contract_is_raised_once(make, rows, replay) -> None:
+    """case B131: the trainer hears of it, and the collector goes on."""
     rollout = make(consumer_batch_size=2)
     bad = replay([rows(1.0, rollout_reward=float("nan"))] * 8)
     with pytest.raises(WorkflowContractError, match="rollout_reward"):
@@ -252,8 +253,21 @@ def test_filter_that_raises_is_a_failure(make, rows, caplog) -> None:
     rollout = make()
     assert rollout.rollout_batch(data(1), Echo(rows), should_accept_fn=broken) == [None]
     assert rollout.counts().failed == 1
-    [record] = [r for r in caplog.records if "should_accept_fn failed" in r.getMessage()]
+    [record] = [r for r in caplog.records if "should_accept_fn raised KeyError" in r.getMessage()]
     assert " in broken: " in record.getMessage() and record.exc_info
+
+
+@pytest.mark.parametrize("returned", [None, asyncio.sleep])
+def test_a_filter_that_forgot_its_verdict_is_a_failure(make, rows, caplog, returned) -> None:
+    """None rejected every group, and a coroutine accepted every one."""
+    rollout = make()
+
+    def forgetful(group):
+        return None if returned is None else returned(0)
+
+    assert rollout.rollout_batch(data(1), Echo(rows), should_accept_fn=forgetful) == [None]
+    assert rollout.counts().failed == 1
+    assert "return True to train on the group, else False" in caplog.text
 
 
 def test_error_is_logged_once_with_its_traceback(make, caplog) -> None:

@@ -100,6 +100,16 @@ def test_errors_say_what_was_tried(given, message) -> None:
         resolve_workflow(given, {}, SETTINGS)
 
 
+def test_a_function_becomes_an_agent_as_its_error_says() -> None:
+    async def answer(data: Any) -> float:
+        return 1.0
+
+    with pytest.raises(WorkflowResolutionError, match=r"`class Agent: run = staticmethod\(func"):
+        resolve_workflow(answer, None, SETTINGS)
+    made = type("Agent", (), {"run": staticmethod(answer)})
+    assert isinstance(resolve_workflow(made, None, SETTINGS), AgentWorkflow)
+
+
 def test_module_that_breaks_while_importing(tmp_path, monkeypatch) -> None:
     (tmp_path / "broken_shop.py").write_text("import no_such_dependency\n", encoding="utf-8")
     (tmp_path / "wrong_shop.py").write_text("def (:\n", encoding="utf-8")
@@ -121,3 +131,11 @@ def test_should_accept_fn() -> None:
         resolve_accept("shop.agents.drop")
     with pytest.raises(TypeError, match="must be callable, not int"):
         resolve_accept("shop.agents.number")
+
+
+def test_should_accept_fn_that_must_be_awaited() -> None:
+    async def keep(group: Any) -> bool:
+        return True
+
+    with pytest.raises(TypeError, match="must be a plain function: `async def` returns"):
+        resolve_accept(keep)
