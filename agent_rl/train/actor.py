@@ -24,7 +24,14 @@ from agent_rl.train import advantage, correction, lora, metrics
 from agent_rl.train.batch import Batch, MicroBatch, micro_batches, minibatches
 from agent_rl.train.critic import Critic, record_values
 from agent_rl.train.estimator import AdvantageEstimator, Values
-from agent_rl.train.forward import check_model, hidden_states, logprobs_of, score, segment_attention
+from agent_rl.train.forward import (
+    check_ids,
+    check_model,
+    hidden_states,
+    logprobs_of,
+    score,
+    segment_attention,
+)
 from agent_rl.train.metrics import StepRecord, TokenRecord
 from agent_rl.train.objective import Component, Evidence, Predictions, components
 from agent_rl.train.optimizer import Optimizer
@@ -98,9 +105,11 @@ class Actor:
 
         Raises:
             WorkflowContractError: the config needs something that the trajectories do not have:
-                behaviour log-probs, one reward per logical rollout, likeliest tokens of a teacher.
+                behaviour log-probs, one reward per logical rollout, likeliest tokens of a teacher;
+                or a token id is none of the model's.
         """
         config = self.config
+        check_ids(self.model, batch)
         is_truncated = batch.truncated(_end_ids(self.model))
         batch = self._trainable(batch, is_truncated)
         reference, values = self._reference_logprobs(batch), self._values(batch)

@@ -8,7 +8,7 @@ Knows no model and no loss.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -17,14 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agent_rl.errors import WorkflowContractError
 from agent_rl.train import teacher, tree
 from agent_rl.train.advantage import last_places
 from agent_rl.train.teacher import Teacher
-from agent_rl.types import RolloutGroup, TensorDict, TrajBatchMeta
-
-_PER_TOKEN = ("attention_mask", "loss_mask", "logprobs", "versions", "temperatures")
-_PER_ROW = ("rewards", "baseline_rewards", "is_truncated")
+from agent_rl.train.trajectories import (
+    PER_ROW,
+    PER_TOKEN,
+    behaviour_logprobs,
+    check_first_tokens,
+    checked,
+    sampling_temperatures,
+)
+from agent_rl.types import TensorDict, TrajBatchMeta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,53 +61,41 @@ class Batch:
 
         Raises:
             WorkflowContractError: a key is missing or has a wrong shape, a trained token has no
-                finite log-prob, or the first token of a row is marked as trained.
+                finite log-prob, the first token of a row is marked as trained, or no row has any.
         """
-        if not trajectories:
-            raise WorkflowContractError("a batch needs at least one trajectory")
-        checked = [_checked(trajectory) for trajectory in trajectories]
-        keys = {frozenset(tensors).difference(teacher.KEYS) for tensors, _ in checked}
-        if len(keys) > 1:
-            raise WorkflowContractError(
-                "trajectories of one batch must have the same keys; got "
-                + " and ".join(sorted(str(sorted(key)) for key in keys))
-            )
-        attended = [tensors["attention_mask"].bool() for tensors, _ in checked]
+        tables, rollout_groups = checked(trajectories)
+        attended = [table["attention_mask"].bool() for table in tables]
         packed = {
-            key: torch.cat(
-                [tensors[key][m] for (tensors, _), m in zip(checked, attended, strict=True)]
-            )
-            for key in ("input_ids", *_PER_TOKEN)
-            if key in checked[0][0]
+            key: torch.cat([table[key][m] for table, m in zip(tables, attended, strict=True)])
+            for key in ("input_ids", *PER_TOKEN)
+            if key in tables[0]
         }
         lengths = tuple(int(n) for mask in attended for n in mask.sum(1))
         per_row = {
-            key: torch.cat([tensors[key] for tensors, _ in checked])
-            for key in _PER_ROW
-            if key in checked[0][0]
+            key: torch.cat([table[key] for table in tables]) for key in PER_ROW if key in tables[0]
         }
         rewards = per_row["rewards"].double()
         known = torch.isfinite(rewards)
         mask = packed["loss_mask"].bool()
-        taught = teacher.join_teachers([tensors for tensors, _ in checked], attended, mask)
+        taught = teacher.join_teachers(tables, attended, mask)
         is_taught = torch.zeros_like(mask) if taught is None else taught.is_known
         mask &= _per_token(known, lengths) | is_taught
-        _check_first_tokens(mask, lengths)
+        check_first_tokens(mask, lengths)
         return cls(
             token_ids=packed["input_ids"].long(),
             loss_mask=mask,
-            logprobs=_behaviour(packed.get("logprobs"), mask),
+            logprobs=behaviour_logprobs(packed.get("logprobs"), mask),
             versions=_masked(packed.get("versions"), mask, -1),
-            temperatures=_temperatures(packed.get("temperatures"), mask),
+            temperatures=sampling_temperatures(packed.get("temperatures"), mask),
             teacher=taught,
             rewards=torch.where(known, rewards, torch.nan),
             baseline_rewards=_as(torch.float64, per_row.get("baseline_rewards")),
             is_truncated=_as(torch.bool, per_row.get("is_truncated")),
             lengths=lengths,
             meta=TrajBatchMeta(
-                traj_group_sizes=tuple(group.num_rows for _, group in checked),
+                traj_group_sizes=tuple(group.num_rows for group in rollout_groups),
                 traj_seqlens=tuple(mask.shape[1] for mask in attended),
-                rollout_groups=tuple(group for _, group in checked),
+                rollout_groups=tuple(rollout_groups),
             ),
         )
 
@@ -339,62 +331,3 @@ def _as(dtype: torch.dtype, values: Tensor | None) -> Tensor | None:
 
 def _masked(values: Tensor | None, mask: Tensor, filler: int) -> Tensor | None:
     return None if values is None else torch.where(mask, values.long(), filler)
-
-
-def _behaviour(logprobs: Tensor | None, mask: Tensor) -> Tensor | None:
-    if logprobs is None:
-        return None
-    kept = torch.where(mask, logprobs.float(), 0.0)
-    if not bool(torch.isfinite(kept).all()):
-        raise WorkflowContractError(
-            "logprobs of a trained token (loss_mask 1) is nan or infinite; leave the key out if "
-            "the engine gives no log-probs"
-        )
-    return kept
-
-
-def _temperatures(values: Tensor | None, mask: Tensor) -> Tensor | None:
-    if values is None:
-        return None
-    kept = torch.where(mask, values.float(), 1.0)
-    if not bool(((kept > 0.0) & torch.isfinite(kept)).all()):
-        raise WorkflowContractError(
-            "temperatures of trained tokens must be above 0 and finite; tokens that were chosen "
-            "greedily have log-probs at temperature 1"
-        )
-    return kept
-
-
-def _check_first_tokens(mask: Tensor, lengths: tuple[int, ...]) -> None:
-    starts = [start for start, n in zip(accumulate(lengths, initial=0), lengths, strict=False) if n]
-    if bool(mask[starts].any()):
-        raise WorkflowContractError(
-            "loss_mask is 1 on the first token of a row; nothing predicts that token"
-        )
-
-
-def _checked(trajectory: TensorDict) -> tuple[dict[str, Tensor], RolloutGroup]:
-    """The tensors of one trajectory and its group; without a group each row is a rollout."""
-    tensors = {
-        key: value.detach().cpu()
-        for key in ("input_ids", *_PER_TOKEN, *teacher.KEYS, *_PER_ROW)
-        if isinstance(value := trajectory.get(key), Tensor)
-    }
-    for key in ("input_ids", "attention_mask", "loss_mask", "rewards"):
-        if key not in tensors:
-            raise WorkflowContractError(f"a trajectory has no tensor {key!r}; training needs it")
-    shape = tensors["input_ids"].shape
-    if len(shape) != 2 or not shape[0]:
-        raise WorkflowContractError(f"input_ids must be [rows, tokens], got {tuple(shape)}")
-    expected: Mapping[str, tuple[int, ...]] = {
-        key: (shape[0],) if key in _PER_ROW else tuple(shape) for key in tensors
-    }
-    for key, value in tensors.items():
-        if key not in teacher.KEYS and tuple(value.shape) != expected[key]:
-            raise WorkflowContractError(
-                f"{key} must have the shape {expected[key]}, got {tuple(value.shape)}"
-            )
-    group = trajectory.get("rollout_group", RolloutGroup(row_counts=(1,) * shape[0]))
-    if not isinstance(group, RolloutGroup) or group.num_rows != shape[0]:
-        raise WorkflowContractError(f"rollout_group must count {shape[0]} rows, got {group!r}")
-    return tensors, group

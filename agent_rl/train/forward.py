@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from agent_rl.errors import ConfigError
+from agent_rl.errors import ConfigError, WorkflowContractError
 from agent_rl.train.batch import Batch, MicroBatch, micro_batches
 from agent_rl.train.sharding import run_pass
 from agent_rl.train.team import Team
@@ -151,6 +151,22 @@ def check_model(model: Any) -> None:
             f"actor.path: {type(model).__name__} is not supported: its log-probs are not those of "
             "plain causal attention and a linear output layer"
         )
+
+
+def check_ids(model: Any, batch: Batch) -> None:
+    """A GPU that looked up an id which the model does not know is of no more use to the process.
+
+    Raises:
+        WorkflowContractError: the batch has such an id.
+    """
+    size = model.get_input_embeddings().weight.shape[0]
+    topk = None if batch.teacher is None else batch.teacher.topk_ids
+    for key, ids in (("input_ids", batch.token_ids), ("teacher_topk_ids", topk)):
+        if ids is not None and bool(((ids < 0) | (ids >= size)).any()):
+            raise WorkflowContractError(
+                f"{key} has ids from {int(ids.min())} to {int(ids.max())}, and the model knows 0 "
+                f"to {size - 1}: are they of another tokenizer?"
+            )
 
 
 def token_logprobs(

@@ -88,6 +88,8 @@ def join_teachers(
         return Teacher(logprobs=logprobs)
     ids = _join("teacher_topk_ids", tables, attended, torch.zeros(width, dtype=torch.int64))
     topk = _join("teacher_topk_logprobs", tables, attended, torch.full((width,), torch.nan))
+    # Whatever stands for an id where the teacher says nothing: it is looked up all the same.
+    ids = torch.where(torch.isfinite(topk), ids, 0)
     return Teacher(logprobs=logprobs, topk_ids=ids, topk_logprobs=topk)
 
 

@@ -232,6 +232,14 @@ def test_an_interrupted_update_leaves_no_gradient_behind() -> None:
     assert torch.equal(got, weights_after(groups(), ActorConfig(optimizer=SGD_LIKE)))
 
 
+@pytest.mark.parametrize("wrong", [-100, 50])
+def test_ids_of_another_tokenizer_are_named(wrong: int) -> None:
+    rows = trajectory([[1, wrong, 3], [1, 2, 4]], [[0, 1, 1], [0, 1, 1]], [1.0, 0.0])
+    actor = Actor(tiny_model(), ActorConfig(), total_steps=10, temperature=1.0)
+    with pytest.raises(WorkflowContractError, match=r"input_ids has ids .* knows 0 to 49"):
+        actor.update(Batch.from_trajectories([rows]))
+
+
 def test_decoupled_loss_needs_behaviour_logprobs() -> None:
     rows = groups()
     for row in rows:

@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from agent_rl.errors import WorkflowContractError
 from agent_rl.train.batch import Batch, micro_batches, minibatches
 from agent_rl.types import RolloutGroup, TensorDict
 
@@ -78,34 +77,6 @@ def test_versions_off_the_mask_are_minus_one() -> None:
     )
     assert batch.versions is not None
     assert batch.versions.tolist() == [-1, 3, 4]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"loss_mask": None}, "loss_mask"),
-        ({"rewards": None}, "rewards"),
-        ({"rewards": torch.zeros(1, 2)}, "rewards must have the shape"),
-        ({"loss_mask": torch.zeros(2, 3)}, "loss_mask must have the shape"),
-        ({"loss_mask": torch.ones(2, 2)}, "first token"),
-        ({"logprobs": torch.tensor([[0.0, math.nan]] * 2)}, "nan or infinite"),
-        ({"temperatures": torch.tensor([[1.0, 0.0]] * 2)}, "above 0"),
-        ({"rollout_group": RolloutGroup(row_counts=(3,))}, "rollout_group must count 2 rows"),
-    ],
-)
-def test_bad_trajectories_are_refused(change: dict[str, object], message: str) -> None:
-    trajectory = rows([[1, 2], [3, 4]], [[0, 1], [0, 1]]) | change
-    with pytest.raises(WorkflowContractError, match=message):
-        Batch.from_trajectories([trajectory])
-
-
-def test_different_keys_are_refused() -> None:
-    first = rows([[1, 2]], [[0, 1]])
-    second = rows([[1, 2]], [[0, 1]], versions=torch.zeros(1, 2))
-    with pytest.raises(WorkflowContractError, match="same keys"):
-        Batch.from_trajectories([first, second])
-    with pytest.raises(WorkflowContractError, match="at least one"):
-        Batch.from_trajectories([])
 
 
 @pytest.mark.parametrize("share_prefixes", [True, False])

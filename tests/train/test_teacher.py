@@ -107,6 +107,25 @@ def test_likeliest_tokens_that_are_missing_are_named(
         advantages(config, rows(1.0, [NAN, -1.0, -1.0], **given))
 
 
+def test_an_id_where_the_teacher_says_nothing_is_not_looked_up() -> None:
+    config = ActorConfig.model_validate({"distillation": {"weight": 1.0, "topk": 1}})
+    given = {
+        "teacher_topk_ids": torch.tensor([[[-1], [-1], [7]]]),
+        "teacher_topk_logprobs": torch.tensor([[[NAN], [NAN], [-0.5]]]),
+    }
+    plain = {key: value.clone() for key, value in given.items()}
+    plain["teacher_topk_ids"][0, :2] = 3
+    losses = [
+        _distillation(config, rows(1.0, [NAN, NAN, -1.0], **tensors)) for tensors in (given, plain)
+    ]
+    assert losses[0] == losses[1] > 0.0
+
+
+def _distillation(config: ActorConfig, trajectory: TensorDict) -> float:
+    advantages(config, trajectory)
+    return stats_tracker.export_all()["ppo_actor/update/loss/distillation"]
+
+
 def advantages(config: ActorConfig, *trajectories: TensorDict) -> list[float]:
     """What the loss multiplies, by the gradient-free record of one update."""
     actor = Actor(tiny_model(), config, total_steps=1, temperature=1.0)
