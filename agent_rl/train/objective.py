@@ -85,7 +85,7 @@ def components(
         weights = (coefficient * share).to(device, dtype)
         parts.append(Component(name=name, weights=weights, losses=losses))
 
-    add("policy", 1.0, _policy(config, batch, evidence, record))
+    add("policy", 1.0, _policy(config, batch, mask, evidence, record))
     if config.entropy_coef:
         add("entropy", config.entropy_coef, lambda t: -t.entropies)
     if config.kl_loss_coef:
@@ -148,10 +148,15 @@ def _topk_distillation(batch: Batch, device: torch.device) -> TokenLosses:
 
 
 def _policy(
-    config: ActorConfig, batch: Batch, evidence: Evidence, record: TokenRecord
+    config: ActorConfig, batch: Batch, mask: Tensor, evidence: Evidence, record: TokenRecord
 ) -> TokenLosses:
-    """The policy gradient's loss; writes down what it saw of each token."""
+    """The policy gradient's loss; writes down what it saw of each token.
+
+    What is said of a row as a whole is over ``mask`` [T]: of a token that M2PO drops, a row's ratio
+    knows as little as the denominator does.
+    """
     device = record.advantages.device
+    counted = mask.to(device)
     weight = config.distillation.weight
     teacher = None
     if batch.teacher is not None and not config.distillation.topk:
@@ -159,7 +164,7 @@ def _policy(
     behaviour = evidence.behaviour
 
     def losses(t: Predictions) -> Tensor:
-        mask = torch.ones_like(t.places, dtype=torch.bool)
+        mask = counted[t.places]
         advantages = record.advantages[t.places]
         if teacher is not None:
             theirs = teacher[t.places]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -121,6 +122,25 @@ def test_one_ratio_and_one_advantage_for_each_row() -> None:
 def test_the_aggregation_that_the_config_names(keys: dict[str, object], expected: float) -> None:
     """Case B120: losses -1 -1 | -1; the default is the mean over tokens."""
     assert total(parts(keys)["policy"]) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("keys", "ratio"),
+    [
+        ({"importance_sampling_level": "sequence", "eps_clip_higher": 3.0}, 2.0),
+        ({"use_decoupled_loss": True, "rejection_sampling": {"level": "sequence"}}, 1.0),
+    ],
+)
+def test_what_m2po_drops_is_in_no_ratio_of_its_row(keys: dict[str, object], ratio: float) -> None:
+    """The second token of row 0 is dropped: whatever it says, the loss is -(ratio + 1) / 2."""
+    given = batch()
+    mask = given.loss_mask & (torch.arange(given.num_tokens) != 2)
+    known = dict.fromkeys(("proximal", "reference", "values", "returns"))
+    evidence = Evidence(behaviour=tensor(0, -1, -9, 0, -1), **known)
+    record = TokenRecord.empty(given.loss_mask, torch.ones(given.num_tokens, dtype=torch.float64))
+    (part,) = components(ActorConfig.model_validate(keys), None, given, mask, evidence, record)
+    new = tensor(-1 + math.log(ratio), -7, -1)
+    assert total(part, new=new) == pytest.approx(-(ratio + 1) / 2)
 
 
 def test_a_weight_is_fixed_before_the_micro_batches() -> None:
