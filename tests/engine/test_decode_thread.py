@@ -124,7 +124,34 @@ async def test_a_dropped_engine_ends_its_thread(model: LlamaForCausalLM) -> None
     gc.collect()
     for thread in threading.enumerate():
         if thread.name == "decode" and thread not in before:
-            thread.join()
+            thread.join(60.0)
+            assert not thread.is_alive()
+
+
+async def test_an_engine_is_collected_in_the_middle_of_a_pass(model: LlamaForCausalLM) -> None:
+    """Case B133: whoever collects garbage, such as the event loop, waits for no forward pass."""
+    is_inside, may_go_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+    has_waited_in_vain = []
+
+    def hold(*_: object) -> None:
+        loop.call_soon_threadsafe(is_inside.set)
+        has_waited_in_vain.append(not may_go_on.wait(60.0))
+
+    before = threading.enumerate()
+    engine = LocalEngine(model)
+    engine._decoder._model.register_forward_pre_hook(hold)
+    asking = asyncio.create_task(engine.agenerate(request(1)))
+    await is_inside.wait()
+    asking.cancel()
+    await asyncio.wait({asking})
+    (thread,) = (t for t in threading.enumerate() if t.name == "decode" and t not in before)
+    del engine, asking
+    gc.collect()
+    may_go_on.set()
+    await asyncio.to_thread(thread.join, 60.0)
+    assert not thread.is_alive()
+    assert has_waited_in_vain == [False]
 
 
 async def test_nothing_is_kept_of_finished_requests(engine: LocalEngine) -> None:

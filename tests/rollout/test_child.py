@@ -141,6 +141,7 @@ def test_the_context_goes_along(make) -> None:
 
 
 def test_the_deadline_kills_the_child_and_its_children(make, tmp_path) -> None:
+    """case B133: no orphan processes."""
     rollout = make(episode_timeout_s=1.5)
     assert rollout.rollout_batch([{"i": 0}], child_agents.Hangs, {"folder": str(tmp_path)}) == [
         None
@@ -152,6 +153,7 @@ def test_the_deadline_kills_the_child_and_its_children(make, tmp_path) -> None:
 
 
 def test_close_leaves_no_process(make, tmp_path, new_threads) -> None:
+    """case B133"""
     rollout = make()
     for number in range(2):
         rollout.submit({"i": number}, child_agents.Hangs, {"folder": str(tmp_path)})
