@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agent_rl import workflow_context
 from agent_rl.stats import tracker as stats_tracker
 
 if TYPE_CHECKING:
@@ -61,9 +62,10 @@ def tiny_run(tiny_model_dir: Path, tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def fresh_metrics() -> None:
-    """The trackers are of the process: what an earlier test recorded is not this one's."""
+def fresh_process() -> None:
+    """Trackers and the main thread's context outlive a test: an earlier one's are not this one's."""
     stats_tracker.export_all()
+    workflow_context.set(workflow_context.WorkflowContext())
 
 
 @pytest.fixture
