@@ -12,6 +12,7 @@ import pytest
 from fix_format import FIX, PROMPT, T2, T3, T4, FixTokenizer, assistant, call, tool, user
 
 from agent_rl import ArealOpenAI, ScriptedEngine
+from agent_rl.types import JsonObject
 
 YO = (1, 5, 3, 24, 2, 3, 1, 6, 3)  # [user "yo"], behind an earlier turn
 SYSTEM = {"role": "system", "content": "a"}
@@ -135,6 +136,32 @@ async def test_reasoning_that_the_framework_drops(style: str, num_rows: int) -> 
 
 
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+
+
+@pytest.mark.parametrize("call_id", ["kept", "of the framework"])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"content": None},
+        {"content": ""},
+        {},
+        {"content": None, "refusal": None, "audio": None, "annotations": []},
+    ],
+)
+async def test_a_call_without_content(extra: JsonObject, call_id: str) -> None:
+    """case B11: null, "" and absent are one thing, also where the framework numbers calls anew."""
+    output = [*FixTokenizer(FIX).encode(CALL), 2]
+    agent = Agent([output, [20, 2]])
+    first = await agent.ask([user("hi")], tools=[tool("f")])
+    [made] = first.choices[0].message.tool_calls
+    call_id = made.id if call_id == "kept" else call_id
+    replay = {"role": "assistant", "tool_calls": [call(call_id, "f", "{}")], **extra}
+    result = {"role": "tool", "tool_call_id": call_id, "content": "r1"}
+    second = await agent.ask([user("hi"), replay, result], tools=[tool("f")])
+    turns = agent.client.interactions
+    assert turns[second.id].parent is turns[first.id]
+    [row] = agent.rows()
+    assert sum(row["loss_mask"]) == len(output) + 2
 
 
 @pytest.mark.parametrize("style", ["hf", "concat"])
