@@ -63,7 +63,7 @@ def tiny_run(tiny_model_dir: Path, tmp_path: Path) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def fresh_process() -> None:
-    """Trackers and the main thread's context outlive a test: an earlier one's are not this one's."""
+    """Trackers and the context of the main thread outlive a test; the next one starts anew."""
     stats_tracker.export_all()
     workflow_context.set(workflow_context.WorkflowContext())
 
