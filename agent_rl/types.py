@@ -30,6 +30,10 @@ ExportStyle: TypeAlias = Literal["individual", "concat"]
 ChatTemplateType: TypeAlias = Literal["hf", "concat"]
 
 
+_GREEDY_BELOW = 1e-5
+"""Servers are greedy below it too; logits divided by much less are no numbers any more."""
+
+
 def _option(default: T, description: str) -> T:
     """A field with the words that `agent-rl config` shows."""
     return field(default=default, metadata={"description": description})
@@ -39,7 +43,8 @@ def _option(default: T, description: str) -> T:
 class GenerationConfig:
     """How tokens are sampled. ``max_new_tokens=None`` means "as many as the context leaves".
 
-    ``max_tokens`` bounds prompt and completion together. ``greedy`` is the same as temperature 0.
+    ``max_tokens`` bounds prompt and completion together. ``greedy`` is the same as temperature 0,
+    and as one below 1e-5.
     ``n_samples`` is the target group size; one ``ModelRequest`` always yields one completion.
     ``top_logprobs`` asks the engine for that many alternatives at each token.
     """
@@ -86,7 +91,7 @@ class GenerationConfig:
 
     @property
     def is_greedy(self) -> bool:
-        return self.greedy or self.temperature == 0.0
+        return self.greedy or self.temperature < _GREEDY_BELOW
 
     @property
     def logprob_temperature(self) -> float:

@@ -65,6 +65,8 @@ def test_values_out_of_range_name_the_field(field: str, value: float) -> None:
 def test_greedy_states_log_probs_at_temperature_one() -> None:
     assert GenerationConfig(temperature=0.0).is_greedy
     assert GenerationConfig(temperature=0.0).logprob_temperature == 1.0
+    assert GenerationConfig(temperature=1e-6).logprob_temperature == 1.0
+    assert GenerationConfig(temperature=1e-5).logprob_temperature == 1e-5
     assert GenerationConfig(greedy=True, temperature=0.7).logprob_temperature == 1.0
     assert GenerationConfig(temperature=0.7).logprob_temperature == 0.7
 

@@ -84,7 +84,7 @@ def read_chat_request(session: Session, body: JsonObject) -> ChatRequest:
         has_token_ids=fields.boolean("return_token_ids"),
         chat_template_kwargs=_template_kwargs(fields, session),
         image_data=images,
-        store=fields.raw("store") is not False,
+        store=fields.boolean("store", default=True),
         labels=read_labels(fields),
     )
     is_streamed = fields.boolean("stream")

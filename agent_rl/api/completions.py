@@ -103,7 +103,7 @@ def read_completion_request(session: Session, body: JsonObject) -> CompletionReq
     gconfig = read_sampling(fields, session, max_new_tokens=fields.integer("max_tokens", low=1))
     gconfig = replace(gconfig, top_logprobs=top_logprobs or 0)
     n = fields.integer("n", low=1, high=128) or 1
-    store = fields.raw("store") is not False
+    store = fields.boolean("store", default=True)
     has_token_ids = fields.boolean("return_token_ids")
     labels = read_labels(fields)
     is_streamed = fields.boolean("stream")

@@ -51,7 +51,7 @@ def read_demands(
     """``where`` names the field that holds ``answer_format``."""
     check_schemas(tools)
     fmt = session.format
-    is_parallel = _is_parallel(fields)
+    is_parallel = fields.boolean("parallel_tool_calls", default=True)
     tool_use, calls = tool_grammar(
         fields.raw("tool_choice"), tools, is_parallel=is_parallel, fmt=fmt
     )
@@ -68,10 +68,3 @@ def read_demands(
         param=where if answer else "tool_choice",
         stop=stop,
     )
-
-
-def _is_parallel(fields: Fields) -> bool:
-    value = fields.raw("parallel_tool_calls")
-    if value is not None and not isinstance(value, bool):
-        raise fields.refusal("parallel_tool_calls", f"must be true or false, not {value!r}")
-    return value is not False

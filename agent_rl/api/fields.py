@@ -5,7 +5,7 @@ same as an absent key, as in the OpenAI API. Every refusal is a RequestError tha
 
     fields = Fields({"n": 2, "colour": 1})
     fields.integer("n", low=1)      # 2
-    fields.finish()                 # RequestError: unknown parameter 'colour'
+    fields.finish()                 # RequestError: colour is not a parameter that ...
 """
 
 from __future__ import annotations
@@ -49,12 +49,13 @@ class Fields:
             raise self.refusal(name, f"is {value}; it must be {_range(low, high)}")
         return value
 
-    def boolean(self, name: str) -> bool:
-        """False when absent."""
+    def boolean(self, name: str, *, default: bool = False) -> bool:
         value = self.raw(name)
-        if value is not None and not isinstance(value, bool):
+        if value is None:
+            return default
+        if not isinstance(value, bool):
             raise self.refusal(name, f"must be true or false, not {value!r}")
-        return bool(value)
+        return value
 
     def string(self, name: str) -> str | None:
         return self._typed(name, str, "a string")

@@ -91,6 +91,9 @@ def check_size(session: Session, num_chars: int) -> None:
 
 
 def check_room(session: Session, turn: Turn, num_prompt_tokens: int) -> None:
+    """Raises RequestError where not even one new token can follow the prompt."""
+    if num_prompt_tokens == 0:
+        raise RequestError("the chat template makes no text of these messages", param="messages")
     limit = session.engine.max_seq_len
     if token_budget(turn.gconfig, num_prompt_tokens, limit) < 1:
         limits = [limit, turn.gconfig.max_tokens or limit]

@@ -74,7 +74,7 @@ def read_response_request(session: Session, body: JsonObject) -> ResponseRequest
         has_logprobs=has_logprobs,
         chat_template_kwargs=kwargs,
         image_data=images,
-        store=fields.raw("store") is not False,
+        store=fields.boolean("store", default=True),
         labels=read_labels(fields),
     )
     is_streamed = fields.boolean("stream")

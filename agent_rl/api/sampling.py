@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from typing import Any
@@ -28,6 +29,7 @@ _OVERRIDDEN = {
     *("frequency_penalty", "presence_penalty", "repetition_penalty"),
 }
 _DEFAULTS = GenerationConfig()
+_TOKEN_ID = re.compile("[0-9]{1,10}")
 _GUIDED = "guided decoding"
 _EXTRA = "; the embedded engine has it after: pip install llguidance"
 
@@ -143,7 +145,7 @@ def _logit_bias(fields: Fields) -> dict[int, float] | None:
     inner = Fields(sent, where="logit_bias")
     bias = {}
     for key in sent:
-        if not key.isdecimal():
+        if not _TOKEN_ID.fullmatch(key):
             raise fields.refusal("logit_bias", f"has the key {key!r}; keys must be token ids")
         value = inner.number(key, low=-100, high=100)
         if value is not None:

@@ -6,6 +6,7 @@ the interaction stays, because what was sampled is still trained on.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from agent_rl.record.interaction import InteractionWithTokenLogpReward
 from agent_rl.types import JsonObject
 
 _MAX_LIMIT, _DEFAULT_LIMIT = 100, 20
+_LIMIT = re.compile("[0-9]{1,3}")
 
 
 def stored(session: Session, response_id: str) -> InteractionWithTokenLogpReward:
@@ -83,7 +85,7 @@ def input_items(session: Session, response_id: str, query: Mapping[str, Any]) ->
 def _limit(fields: Fields) -> int:
     """In a query all values are text."""
     text = fields.string("limit") or str(_DEFAULT_LIMIT)
-    if not text.isdecimal() or not 1 <= int(text) <= _MAX_LIMIT:
+    if not _LIMIT.fullmatch(text) or not 1 <= int(text) <= _MAX_LIMIT:
         raise fields.refusal("limit", f"is {text}; it must be in [1, {_MAX_LIMIT}]")
     return int(text)
 

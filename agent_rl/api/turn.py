@@ -15,11 +15,11 @@ from agent_rl.api.fields import Fields
 from agent_rl.api.session import Session
 from agent_rl.engine.base import InferenceEngine
 from agent_rl.errors import RequestError
+from agent_rl.tokens.messages import TEXT_PARTS
 from agent_rl.types import GenerationConfig, JsonObject
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 _IMAGE_URL = re.compile(r"https?://.|data:image/[\w.+-]+;base64,.", re.IGNORECASE)
 
 
@@ -91,15 +91,19 @@ def _check_message(message: Any, where: str) -> list[str]:
 def _check_parts(parts: Sequence[Any], where: str) -> list[str]:
     images = []
     for index, part in enumerate(parts):
+        place = f"{where}[{index}]"
         kind = part.get("type") if isinstance(part, dict) else None
+        key = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
         if kind == "image_url" and isinstance(part.get("image_url"), dict):
-            images.append(_image_url(part["image_url"].get("url"), f"{where}[{index}].image_url"))
-        elif kind not in _TEXT_PARTS:
+            images.append(_image_url(part["image_url"].get("url"), f"{place}.image_url"))
+        elif key is None:
             raise RequestError(
-                f"{where}[{index}] is a part of type {kind!r}; text and image_url are supported",
-                param=f"{where}[{index}]",
+                f"{place} is a part of type {kind!r}; text and image_url are supported",
+                param=place,
                 code="unsupported_content",
             )
+        elif not isinstance(part.get(key), str):
+            raise RequestError(f"{place}.{key} must be a string", param=f"{place}.{key}")
     return images
 
 

@@ -14,12 +14,12 @@ import json
 from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from agent_rl.tokens.messages import TEXT_PARTS
 from agent_rl.types import JsonObject
 
 Key: TypeAlias = int
 START: Key = 0
 
-_TEXT_PARTS = ("text", "input_text", "output_text")
 _IGNORED = frozenset({"cache_control", "index", "annotations", "provider_specific_fields"})
 
 
@@ -179,8 +179,8 @@ def _content(content: Any) -> Hashable:
 
 
 def _part(part: Any) -> Hashable:
-    if isinstance(part, Mapping) and part.get("type") in _TEXT_PARTS:
-        return str(part.get("text") or "")
+    if isinstance(part, Mapping) and (key := TEXT_PARTS.get(str(part.get("type")))):
+        return str(part.get(key) or "")
     return _frozen(part)
 
 

@@ -19,7 +19,11 @@ from agent_rl.types import JsonObject
 
 logger = logging.getLogger(__name__)
 
-_TEXT_KEYS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+TEXT_PARTS: Mapping[str, str] = {
+    **dict.fromkeys(("text", "input_text", "output_text"), "text"),
+    "refusal": "refusal",
+}
+"""Types of content parts that are text, and the key that has it."""
 _TOOL_KEYS = ("name", "description", "parameters")
 _SCHEMA_KEYS = ("type", "description", "enum", "properties", "required")
 
@@ -135,9 +139,9 @@ def _normal_content(content: Any, place: str, takes_images: bool) -> str | list[
 def _normal_part(part: Any, place: str, takes_images: bool) -> JsonObject:
     if isinstance(part, str):
         return {"type": "text", "text": part}
-    kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
-    if kind in _TEXT_KEYS:
-        return {"type": "text", "text": str(part.get(_TEXT_KEYS[kind]) or "")}
+    kind = str(part.get("type", "text")) if isinstance(part, Mapping) else type(part).__name__
+    if kind in TEXT_PARTS:
+        return {"type": "text", "text": str(part.get(TEXT_PARTS[kind]) or "")}
     if takes_images and kind in ("image", "image_url", "input_image"):
         return {**part, "type": "image"}
     raise TokenError(

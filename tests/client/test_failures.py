@@ -291,6 +291,19 @@ async def test_images_are_refused_by_an_engine_without_eyes(tokenizer: Any) -> N
     assert caught.value.param == "messages[0].content[0]"
 
 
+async def test_messages_without_any_text_are_refused(tokenizer: Any) -> None:
+    silent = copy.copy(tokenizer)
+    silent.chat_template = (
+        "{% for m in messages if m.role == 'assistant' %}{{ m.content }}{% endfor %}"
+    )
+    client, engine = make(silent, "a")
+    for style in (True, False):
+        with pytest.raises(openai.BadRequestError, match="no text of these messages") as caught:
+            await ask(client, stream=style)
+        assert caught.value.param == "messages"
+    assert engine.requests == []
+
+
 async def test_text_parts_are_text(tokenizer: Any) -> None:
     client, engine = make(tokenizer, "a", "a")
     await ask(client, messages=[{"role": "user", "content": [{"type": "text", "text": "hi"}]}])

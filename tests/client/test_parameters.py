@@ -115,6 +115,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"stop": 3}, "stop"),
     ({"logit_bias": {"a": 1}}, "logit_bias"),
     ({"logit_bias": {"1": 101}}, "logit_bias.1"),
+    ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
     ({"logprobs": 3}, "logprobs"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
@@ -140,6 +141,16 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": "hi"}, "hi"]}, "messages[1]"),
     ({"messages": [{"role": "robot", "content": "hi"}]}, "messages[0].role"),
     ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+    *(
+        ({"messages": [{"role": "user", "content": [part]}]}, f"messages[0].content[0]{place}")
+        for part, place in (
+            ({"type": "text"}, ".text"),
+            ({"type": "text", "text": {"a": 1}}, ".text"),
+            ({"type": "refusal", "refusal": 3}, ".refusal"),
+            ({"type": ["text"], "text": "hi"}, ""),
+        )
+    ),
+    ({"store": "no"}, "store"),
 ]
 
 

@@ -301,7 +301,13 @@ async def test_input_items_of_a_stored_response(tokenizer: Any) -> None:
     assert listed.data[3].output == "r"
     paged = [item.id async for item in client.responses.input_items.list(second.id, limit=1)]
     assert paged == [item.id for item in reversed(listed.data)]
-    for bad in ({"limit": 0}, {"order": "up"}, {"after": "nobody"}, {"extra_query": {"x": "1"}}):
+    for bad in (
+        {"limit": 0},
+        {"limit": "9" * 5000},
+        {"order": "up"},
+        {"after": "nobody"},
+        {"extra_query": {"x": "1"}},
+    ):
         with pytest.raises(openai.BadRequestError):
             await client.responses.input_items.list(second.id, **bad)
 

@@ -38,6 +38,7 @@ def test_text_parts_are_the_joined_text() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache_control": {}}]
     assert replays(assistant("ab"), assistant(parts))
     assert not replays(assistant("ab"), assistant("a b"))
+    assert replays(assistant("no"), assistant([{"type": "refusal", "refusal": "no"}]))
 
 
 def test_parts_that_are_no_text_are_compared_as_values() -> None:
