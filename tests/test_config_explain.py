@@ -10,7 +10,7 @@ from agent_rl import PPOConfig, load_config
 from agent_rl.config import AgentConfig, RolloutConfig
 from agent_rl.config.describe import config_keys
 from agent_rl.config.explain import nearest
-from agent_rl.config.foreign_names import FOREIGN_NAMES
+from agent_rl.config.foreign_names import FOREIGN_NAMES, NO_KEYS
 from agent_rl.errors import ConfigError
 
 
@@ -51,6 +51,31 @@ def test_every_foreign_name_leads_to_a_key_of_ours() -> None:
 )
 def test_names_of_other_frameworks_have_ours(override: str, expected: str) -> None:
     assert expected in message(override)
+
+
+def test_a_key_without_a_counterpart_says_what_to_do() -> None:
+    assert message("actor.init_from_scratch=false") == (
+        "unknown config key 'actor.init_from_scratch'; nothing here needs it; leave it out"
+    )
+    assert "no key but an argument, train(should_accept_fn=" in message("actor.dynamic_sampling=1")
+    assert not NO_KEYS.keys() & FOREIGN_NAMES.keys() and not NO_KEYS.keys() & config_keys()
+
+
+def test_every_fault_has_a_line_and_keys_are_listed_once() -> None:
+    lines = message("clusters=1", "zzz=2", "rollout.group_size=0").split("\n  ")
+    assert lines[0] == "3 faults:"
+    assert lines[1].startswith("config key 'rollout.group_size' = 0: ")
+    assert lines[2].startswith("unknown config key 'clusters'; valid keys: experiment_name, ")
+    assert lines[3] == "unknown config key 'zzz'; valid keys: as above"
+
+
+def test_references_of_another_config_library_are_refused() -> None:
+    """They would be a folder's name, or no integer."""
+    said = message("tokenizer_path=${actor.path}", "rollout.group_size=${gconfig.n_samples}")
+    assert said == (
+        "references to other keys are not replaced here, write the values themselves: "
+        "tokenizer_path = ${actor.path}, rollout.group_size = ${gconfig.n_samples}"
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,13 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from agent_rl.config.foreign_names import our_name
+from agent_rl.config.foreign_names import our_name, why_no_key
 from agent_rl.errors import WrongTypeError, shown
 from agent_rl.types import GenerationConfig
 
 _NEAR = 0.75
 _MAX_INNER = 5
+_VALID = "valid keys: "
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -30,8 +31,9 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def explained(error: ValidationError, root: type[BaseModel]) -> str:
-    """One part for each fault of what should have become a ``root``."""
-    return "; ".join(line for fault in error.errors() for line in _lines(fault, root))
+    """What is wrong with what should have become a ``root``: several faults have a line each."""
+    lines = _listed_once(line for fault in error.errors() for line in _lines(fault, root))
+    return lines[0] if len(lines) == 1 else "\n  ".join([f"{len(lines)} faults:", *lines])
 
 
 def key_hint(
@@ -43,11 +45,13 @@ def key_hint(
     """
     if ours := our_name(keys):
         return f"here it is {ours}"
+    if why := why_no_key(keys):
+        return why
     if near := nearest(name, names):
         return f"did you mean {near!r}?"
     if places:
         return f"did you mean {' or '.join(map(repr, places))}?"
-    return f"valid keys: {', '.join(names) or 'none'}"
+    return f"{_VALID}{', '.join(names) or 'none'}"
 
 
 def require_section(value: object, section: type[Model], owner: str) -> None:
@@ -59,6 +63,17 @@ def require_section(value: object, section: type[Model], owner: str) -> None:
     if name == "PPOConfig":
         fix = f"load_config(path, ['key=value', ...]) or {fix}"
     raise WrongTypeError(f"{owner} needs a {name}, not {shown(value)}; make one: {fix}")
+
+
+def _listed_once(lines: Iterable[str]) -> list[str]:
+    """The keys of a section stand in the first line that ends with them."""
+    seen: set[str] = set()
+    found = []
+    for line in lines:
+        head, separator, names = line.partition(_VALID)
+        found.append(f"{head}{separator}as above" if names in seen else line)
+        seen |= {names} - {""}
+    return found
 
 
 def _lines(fault: Any, root: type[BaseModel]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 FOREIGN_NAMES: dict[str, str] = {
     # AReaL
+    "actor.temperature": "gconfig.temperature",
     "allocation_mode": "engine.launch for servers; trainers are processes of torchrun",
     "async_training": "rollout.max_head_offpolicyness, 0 is synchronous",
     "behav_imp_weight_cap": "actor.rejection_sampling.upper",
@@ -110,8 +111,30 @@ FOREIGN_NAMES: dict[str, str] = {
     "steps": "total_train_steps",
 }
 
+_LEAVE_OUT = "nothing here needs it; leave it out"
+NO_KEYS: dict[str, str] = {
+    "disable_dropout": _LEAVE_OUT,
+    "dynamic_sampling": "no key but an argument, train(should_accept_fn=...)",
+    "enable_offload": _LEAVE_OUT,
+    "enable_rollout_tracing": "metrics.jsonl and rollout.dump_to_file have what it showed",
+    "init_from_scratch": _LEAVE_OUT,
+    "launcher": _LEAVE_OUT,
+    "optimizer.type": "always AdamW; leave it out",
+    "scheduler": _LEAVE_OUT,
+}
+"""AReaL's keys that none of ours stands for, and what to do about each."""
+
 
 def our_name(parts: Sequence[str]) -> str | None:
     """What a key, given as its parts, is called here: ``["actor", "n_samples"]``."""
+    return _by_longest_end(FOREIGN_NAMES, parts)
+
+
+def why_no_key(parts: Sequence[str]) -> str | None:
+    """What to do about a key that has no counterpart."""
+    return _by_longest_end(NO_KEYS, parts)
+
+
+def _by_longest_end(meanings: dict[str, str], parts: Sequence[str]) -> str | None:
     ends = (".".join(parts[start:]) for start in range(len(parts)))
-    return next((FOREIGN_NAMES[end] for end in ends if end in FOREIGN_NAMES), None)
+    return next((meanings[end] for end in ends if end in meanings), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from agent_rl.errors import ConfigError, WrongTypeError, shown
 
 _EXPONENT = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]+")
 """2e-5 is a number to everyone but YAML 1.1, which wants 2.0e-5."""
+_REFERENCE = re.compile(r"\$\{[\w.:]+\}")
+"""What OmegaConf and Hydra would replace: ${actor.path}."""
 
 
 def load_config(
@@ -44,10 +46,29 @@ def load_config(
         if not separator or not key.strip():
             raise ConfigError(f"override {override!r} must look like key=value")
         _set(tree, key.strip().split("."), _parse_value(override, text))
+    _refuse_references(tree)
     try:
         return PPOConfig.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(explained(error, PPOConfig)) from None
+
+
+def _refuse_references(tree: Mapping[str, Any]) -> None:
+    found = [f"{key} = {value}" for key, value in _texts(tree) if _REFERENCE.match(value)]
+    if found:
+        raise ConfigError(
+            "references to other keys are not replaced here, write the values themselves: "
+            + ", ".join(found)
+        )
+
+
+def _texts(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Every text of the tree with its key: ("actor.path", "small")."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _texts(value, f"{prefix}{key}.")
+        elif isinstance(value, str):
+            yield f"{prefix}{key}", value
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
