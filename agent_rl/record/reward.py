@@ -8,12 +8,15 @@ from decimal import Decimal
 from numbers import Real
 from typing import Any
 
+_MAX_FLOAT32 = 3.4028234663852886e38
+
 
 def as_reward(value: Any) -> float:
     """The number as a float: 1, 0.5, True, Decimal("0.5"), numpy and torch scalars.
 
     Raises:
-        ValueError: not a number (a string, a list, None, ...), or NaN or infinite.
+        ValueError: not a number (a string, a list, None, ...), or NaN, or beyond what a row
+            holds, which is a float32.
     """
     number = value
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
@@ -27,8 +30,8 @@ def as_reward(value: Any) -> float:
         reward = float(number)
     except OverflowError:
         reward = math.inf
-    if not math.isfinite(reward):
-        raise ValueError(f"a reward must be finite, got {reprlib.repr(value)}")
+    if not abs(reward) <= _MAX_FLOAT32:
+        raise ValueError(f"a reward must be finite as a float32, got {reprlib.repr(value)}")
     return reward
 
 

@@ -51,3 +51,12 @@ def test_numbers_that_are_not_finite_are_refused(value: Any) -> None:
 def test_a_number_too_big_for_a_float() -> None:
     with pytest.raises(ValueError, match="finite"):
         as_reward(10**400)
+
+
+def test_a_number_that_a_row_cannot_hold() -> None:
+    """1e300 is a float, and infinite in the rows' float32."""
+    largest = float(torch.finfo(torch.float32).max)
+    assert as_reward(-largest) == -largest
+    for value in (1e300, Decimal("-1e39"), 1e39):
+        with pytest.raises(ValueError, match="finite as a float32, got"):
+            as_reward(value)
