@@ -47,9 +47,17 @@ def named(error: BaseException) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """``my_agents.py:12 in run: datum["question"]``; without the user's code, the last line."""
-    frames = traceback.extract_tb(_single(error).__traceback__)
-    frame = users_frame(frames) or (frames[-1] if frames else None)
+    """``my_agents.py:12 in run: datum["question"]``; without the user's code, the last line.
+
+    The user's line may be in the cause only: a StopIteration leaves ``run`` as a RuntimeError that
+    was raised from it.
+    """
+    error = _single(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = users_frame(frames)
+    if frame is None and error.__cause__ is not None:
+        frame = users_frame(traceback.extract_tb(error.__cause__.__traceback__))
+    frame = frame or (frames[-1] if frames else None)
     return "" if frame is None else as_place(frame)
 
 

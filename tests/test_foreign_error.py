@@ -48,6 +48,17 @@ def test_the_users_line_and_not_the_one_of_a_library() -> None:
     assert "test_foreign_error.py" in place_of(error) and "in <lambda>" in place_of(error)
 
 
+def test_the_users_line_may_be_in_the_cause_only() -> None:
+    async def first(items: list[int]) -> int:
+        return next(iter(items))  # the empty one
+
+    error = raised(lambda: first([]).send(None))
+    assert isinstance(error, RuntimeError)
+    error.__traceback__ = None  # what is left where only library code is between
+    line = line_of("# the empty one")
+    assert f":{line} in first: return next(iter(items))" in place_of(error)
+
+
 def test_the_path_is_short_below_the_working_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parent)
     assert place_of(raised(lambda: answer({}))).startswith("test_foreign_error.py:")
