@@ -79,6 +79,7 @@ class Session:
             raise RefusedError(
                 410,
                 "this session has ended; the caller outlived its episode (a thread or task of an "
-                "agent that has returned or failed)",
+                "agent that has returned or failed), or kept the client of an earlier one: use "
+                "what run() is given each time",
                 code="session_ended",
             )

@@ -186,7 +186,8 @@ class InteractionCache(Mapping[str, InteractionWithTokenLogpReward]):
             self._orphans = self.orphans
             if rows and rows[-1].reward is None:
                 logger.warning(
-                    "the last interaction %s has no reward; it counts as 0",
+                    "the last interaction %s has no reward; it counts as 0 (make calls that are "
+                    "not to be trained, such as a judge's, with store=False)",
                     rows[-1].interaction_id,
                 )
             running = 0.0

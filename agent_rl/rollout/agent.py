@@ -156,7 +156,7 @@ class AgentWorkflow(RolloutWorkflow):
             raise EpisodeRejectedError(
                 f"{self._name} finished without one recorded model call: all its calls failed, "
                 "were not awaited, or it used another client than the one it was given (made from "
-                "OPENAI_BASE_URL, say)",
+                "OPENAI_BASE_URL, or kept from another episode)",
                 reason="no_model_call",
             )
         latency_s = time.perf_counter() - start_s
@@ -172,7 +172,8 @@ class AgentWorkflow(RolloutWorkflow):
                 if interaction_id not in client.interactions:
                     raise RewardError(
                         f"{self._name} returned a reward for the unknown interaction id "
-                        f"{interaction_id!r}; known: {', '.join(client.interactions)}"
+                        f"{interaction_id!r}; known: {', '.join(client.interactions)}; keys are "
+                        "ids of completions: of the parts of one reward return the sum"
                     )
                 client.set_reward(interaction_id, _checked(reward))
         elif returned is not None:
