@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sized
+from dataclasses import is_dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -46,17 +47,32 @@ def load_rows(source: Dataset) -> list[JsonObject]:
     for index, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise DatasetError(
-                f"row {index} of the dataset {name} is a {type(row).__name__}, not a dict; {_KINDS}"
+                f"row {index} of the dataset {name} is a {type(row).__name__}, not a dict; "
+                f"{_how_to_write(row)}{_KINDS}"
             )
     if not rows:
         raise DatasetError(f"the dataset {name} has no rows")
     return [dict(row) for row in rows]
 
 
+def _how_to_write(row: object) -> str:
+    """A row that is nearly a dict as one."""
+    if hasattr(row, "model_dump"):
+        return "write [row.model_dump() for row in rows]; "
+    if is_dataclass(row):
+        return "write [dataclasses.asdict(row) for row in rows]; "
+    return "write [row._asdict() for row in rows]; " if hasattr(row, "_asdict") else ""
+
+
 def _read(source: MapStyle | Iterable[Row], name: str) -> list[Row]:
     if isinstance(source, Mapping):
         keys = ", ".join(repr(key) for key in islice(source, 5))
         raise DatasetError(f"the dataset {name} is a mapping with the keys {keys}; {_KINDS}")
+    if hasattr(source, "dataset") and hasattr(source, "batch_size"):
+        raise DatasetError(
+            f"the dataset {name} gives out batches, as torch's DataLoader does; give its rows, "
+            "loader.dataset: rollout.consumer_batch_size makes the batches"
+        )
     if isinstance(source, Iterable):
         if isinstance(source, Sized):
             return list(islice(source, len(source)))
@@ -99,9 +115,12 @@ def _read_file(path: Path) -> list[JsonObject]:
 
 
 def _read_jsonl(path: Path) -> list[JsonObject]:
-    """Split at newlines only: U+2028 and its kin are legal inside a JSON string."""
+    """Split at newlines only: U+2028 and its kin are legal inside a JSON string.
+
+    A mark of the byte order, which editors on Windows write, is no part of the first row.
+    """
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), start=1):
         if not line.strip():
             continue
         try:

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import itertools
+import re
+from collections import namedtuple
+from dataclasses import make_dataclass
 from pathlib import Path
 
 import pytest
+from torch.utils.data import DataLoader
 
 from agent_rl.errors import DatasetError
 from agent_rl.train import dataset
@@ -78,3 +82,30 @@ def test_what_is_no_dataset_is_told_the_kinds_that_are() -> None:
         load_rows(3)  # type: ignore[arg-type]
     with pytest.raises(DatasetError, match=r"row 0 .* is a list, not a dict; give a list"):
         load_rows([[1, 2]])  # type: ignore[list-item]
+
+
+def test_rows_that_are_nearly_dicts_are_told_how_to_become_some() -> None:
+    class Model:
+        def model_dump(self) -> dict[str, int]:
+            return {"q": 1}
+
+    Named = namedtuple("Named", "q")
+    Data = make_dataclass("Data", ["q"])
+    for row, call in ((Model(), "row.model_dump()"), (Named(1), "row._asdict()")):
+        with pytest.raises(DatasetError, match=re.escape(f"write [{call} for row in rows]")):
+            load_rows([row])  # type: ignore[list-item]
+    with pytest.raises(DatasetError, match=r"write \[dataclasses.asdict\(row\) for"):
+        load_rows([Data(1)])
+
+
+def test_a_loader_of_batches_is_no_dataset() -> None:
+    """Its rows would be whole batches: {"q": ["a", "b"]}."""
+    loader = DataLoader([{"q": "a"}, {"q": "b"}], batch_size=2)
+    with pytest.raises(DatasetError, match=r"DataLoader gives out batches.* loader\.dataset"):
+        load_rows(loader)
+
+
+def test_a_byte_order_mark_is_not_part_of_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('\ufeff{"q": "a"}\n', encoding="utf-8")
+    assert load_rows(path) == [{"q": "a"}]
