@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -113,6 +114,68 @@ def test_a_limit_of_the_framework_after_five_turns(
     [record] = [record for record in caplog.records if "recursion limit" in record.getMessage()]
     assert record.exc_info is not None and record.exc_info[0] is Limit
     assert AgentConfig().on_agent_error == "drop"
+
+
+class TooLong:
+    """Sets its reward, then sends more than the context holds and does not catch the error."""
+
+    async def run(self, data: Any, client: ArealOpenAI) -> float:
+        await ask(client)
+        client.set_last_reward(0.5)
+        await ask(client, "x y " * 100)
+        raise AssertionError("a prompt that is too long is an error")
+
+
+def test_turns_before_a_prompt_that_is_too_long(open_rollout, tokenizer) -> None:
+    """case B39: with on_agent_error=keep they keep their reward; the engine never sees the rest."""
+    arrived = []
+
+    class Stub(ScriptedEngine):
+        async def agenerate(self, req: Any) -> Any:
+            arrived.append(req)
+            return await super().agenerate(req)
+
+    engine = Stub(["four"], tokenizer=tokenizer, repeat=True, max_seq_len=100)
+    config = RolloutConfig(agent=AgentConfig(on_agent_error="keep"))
+    rollout = open_rollout(engine, config, tokenizer=tokenizer)
+    [group] = rollout.rollout_batch([{}], TooLong)
+    assert group["rewards"].tolist() == [0.5]
+    assert len(arrived) == 1
+    assert rollout.export_stats()["rollout/failed/client"] == 1.0
+
+
+class TwoVersions:
+    """A conversation of two turns; the weights change in between."""
+
+    def __init__(self, engine: ScriptedEngine) -> None:
+        self.engine = engine
+
+    async def run(self, data: Any, client: ArealOpenAI) -> float:
+        first = await ask(client)
+        self.engine.set_version(4)
+        more: Any = [
+            {"role": "user", "content": "hi"},
+            first.choices[0].message,
+            {"role": "user", "content": "and?"},
+        ]
+        await client.chat.completions.create(model="m", messages=more)
+        return 1.0
+
+
+def test_versions_of_interleaved_turns_in_the_dump(open_rollout, tokenizer, tmp_path) -> None:
+    """case B64: head 3, tail 4; the prompt ends where the first sampled token stands."""
+    engine = ScriptedEngine(["four", "five"], tokenizer=tokenizer, version=3)
+    agent = AgentConfig(export_style="concat", chat_template_type="concat")
+    config = RolloutConfig(agent=agent, dump_to_file=True, fileroot=str(tmp_path))
+    rollout = open_rollout(engine, config, tokenizer=tokenizer)
+    [group] = rollout.rollout_batch([{}], TwoVersions(engine))
+    [path] = tmp_path.glob("**/rollout/4/*.jsonl")
+    [record] = [json.loads(line) for line in path.read_text().splitlines()]
+    assert (record["head_version"], record["tail_version"]) == (3, 4)
+    assert record["prompt_len"] == len(engine.requests[0].input_ids)
+    assert [part["role"] for part in record["segments"]] == ["prompt", "gen", "context", "gen"]
+    assert record["version_rle"] == [[3, 2], [4, 2]]
+    assert group["versions"].max() == 4 and int((group["versions"] == 3).sum()) == 2
 
 
 class Raises:
