@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from openai import AsyncOpenAI
@@ -18,6 +18,9 @@ from agent_rl import ArealOpenAI
 Datum: TypeAlias = dict[str, Any]
 Step: TypeAlias = tuple[Any, float, bool, bool, Mapping[str, Any]]
 
+_RESET = ("observation", "info")
+_STEP = ("observation", "reward", "terminated", "truncated", "info")
+
 
 def one_turn(
     reward: Callable[[Datum, str], float | Awaitable[float]],
@@ -25,11 +28,19 @@ def one_turn(
     question: str = "question",
     system: str | None = None,
 ) -> type:
-    """Asks ``data[question]`` once; ``reward(data, answer)`` scores the text, in a thread."""
+    """Asks ``data[question]`` once; ``reward(data, answer)`` scores the text, in a thread.
+
+    The question is a text, or a list of messages. Of several rewards ``reward`` returns the
+    (weighted) sum.
+
+    Raises:
+        TypeError: ``reward`` cannot be called like that.
+    """
+    _check_call("reward", reward, "data", "answer")
 
     class OneTurn:
         async def run(self, data: Datum, client: AsyncOpenAI) -> float:
-            messages = _opening(system, str(data[question]))
+            messages = _opening(system, _column(data, question))
             completion = await client.chat.completions.create(model="local", messages=messages)
             answer = completion.choices[0].message.content or ""
             score: float = await _called(reward, data, answer)
@@ -59,13 +70,18 @@ def text_env(
     ``make(data)`` makes a new environment for each episode, which is reset with ``data["seed"]`` if
     there is one. ``act`` reads the action out of an answer. After ``max_turns`` actions the episode
     ends as it stands. The environment is closed if it can be.
+
+    Raises:
+        TypeError: ``make`` cannot be called like that.
     """
+    _check_call("make", make, "data")
 
     class Player:
         async def run(self, data: Datum, client: ArealOpenAI) -> None:
             env = await _called(make, data)
             try:
-                seen, _ = await _called(env.reset, seed=data.get("seed"))
+                seed = {"seed": data["seed"]} if "seed" in data else {}
+                seen, _ = _fields(_RESET, await _called(env.reset, **seed))
                 messages = _opening(system, observe(seen))
                 for _ in range(max_turns):
                     completion = await client.chat.completions.create(
@@ -73,7 +89,8 @@ def text_env(
                     )
                     answer = completion.choices[0].message
                     action = act(answer.content or "")
-                    seen, earned, is_terminated, is_truncated, _ = await _called(env.step, action)
+                    step = await _called(env.step, action)
+                    seen, earned, is_terminated, is_truncated, _ = _fields(_STEP, step)
                     client.set_reward(completion.id, earned)
                     if is_terminated or is_truncated:
                         break
@@ -85,12 +102,48 @@ def text_env(
     return Player
 
 
-def _opening(system: str | None, text: str) -> list[Any]:
+def _opening(system: str | None, shown: str | list[Any]) -> list[Any]:
     first = [] if system is None else [{"role": "system", "content": system}]
-    return [*first, {"role": "user", "content": text}]
+    return [*first, *(shown if isinstance(shown, list) else [{"role": "user", "content": shown}])]
+
+
+def _column(data: Datum, name: str) -> str | list[Any]:
+    if name not in data:
+        columns = ", ".join(map(repr, data))
+        raise LookupError(
+            f"the datum has no {name!r}, but {columns}: one_turn(reward, question=...)"
+        )
+    value: str | list[Any] = data[name]
+    if not isinstance(value, str | list):
+        kind = type(value).__name__
+        raise TypeError(f"{name!r} must be a text or a list of messages, not of type {kind}")
+    return value
+
+
+def _check_call(name: str, function: object, *arguments: str) -> None:
+    expected = f"{name}({', '.join(arguments)})"
+    if not callable(function):
+        raise TypeError(f"{expected} must be a function, not {type(function).__name__}")
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        raise TypeError(f"{name} is called as {expected}, but {error}") from None
+    except ValueError:
+        return  # some builtins have no signature
+
+
+def _fields(names: Sequence[str], returned: object) -> Sequence[Any]:
+    """What Gymnasium's interface returns, and older ones do not."""
+    if isinstance(returned, tuple) and len(returned) == len(names):
+        return returned
+    found = f"{len(returned)} values" if isinstance(returned, tuple) else type(returned).__name__
+    raise TypeError(
+        f"the environment must return ({', '.join(names)}), as Gymnasium's; got {found}"
+    )
 
 
 async def _called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if inspect.iscoroutinefunction(function):
         return await function(*args, **kwargs)
-    return await asyncio.to_thread(function, *args, **kwargs)
+    returned = await asyncio.to_thread(function, *args, **kwargs)
+    return await returned if inspect.isawaitable(returned) else returned

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 from scenario import Stage, played
+from transformers import AutoTokenizer
 
+from agent_rl import ArealOpenAI, ScriptedEngine, small_model
 from agent_rl.integrations.tasks import one_turn, text_env
 
 
@@ -79,3 +81,75 @@ def test_one_turn(is_async: bool) -> None:
         group = stage.groups[item]
         assert group is not None and group["rewards"].tolist() == [reward]
         played(stage, item, num_rows=1)
+
+
+async def played_alone(agent: type, data: dict[str, Any], *replies: str) -> tuple[Any, Any]:
+    """What the agent returned, and the messages of its last request."""
+    tokenizer = AutoTokenizer.from_pretrained(small_model())
+    client = ArealOpenAI(ScriptedEngine(list(replies), tokenizer=tokenizer), tokenizer)
+    returned = await agent().run(data, client)
+    return returned, list(client.interactions.values())[-1].messages
+
+
+async def test_a_question_that_is_a_list_of_messages() -> None:
+    """As in the `prompt` column of other trainers' datasets; it was asked as Python's repr."""
+    asked = [{"role": "user", "content": "hi"}]
+    agent = one_turn(lambda data, answer: len(answer), question="prompt", system="Be kind.")
+    returned, messages = await played_alone(agent, {"prompt": asked}, "hello")
+    assert returned == 5
+    assert messages == [{"role": "system", "content": "Be kind."}, *asked]
+
+
+async def test_a_question_that_is_not_there() -> None:
+    agent = one_turn(lambda data, answer: 1.0)
+    with pytest.raises(
+        LookupError, match=r"no 'question', but 'prompt', 'city': one_turn\(reward,"
+    ):
+        await played_alone(agent, {"prompt": "hi", "city": "Rome"}, "hello")
+    with pytest.raises(TypeError, match="must be a text or a list of messages, not of type dict"):
+        await played_alone(agent, {"question": {"text": "hi"}}, "hello")
+
+
+def test_functions_that_cannot_be_called_so_are_refused_at_once() -> None:
+    def of_verl(data_source: str, solution_str: str, ground_truth: str) -> float:
+        return 1.0
+
+    with pytest.raises(
+        TypeError, match=r"called as reward\(data, answer\), but missing a required"
+    ):
+        one_turn(of_verl)
+    with pytest.raises(TypeError, match=r"reward\(data, answer\) must be a function, not list"):
+        one_turn([of_verl])
+    with pytest.raises(TypeError, match=r"make\(data\) must be a function, not Counter"):
+        text_env(Counter({"item": "corn"}))
+
+
+async def test_a_reward_that_turns_out_to_be_awaitable() -> None:
+    async def later(answer: str) -> float:
+        return float(len(answer))
+
+    agent = one_turn(lambda data, answer: later(answer))
+    assert (await played_alone(agent, {"question": "hi"}, "four"))[0] == 4.0
+
+
+async def test_environments_of_an_older_interface() -> None:
+    class Plain(Counter):
+        def reset(self) -> Any:
+            return "ready", {}
+
+    class NoInfo(Counter):
+        def reset(self, **options: Any) -> Any:
+            return "ready"
+
+    class Four(Counter):
+        def step(self, action: str) -> Any:
+            return "seen", 1.0, True, {}
+
+    datum = {"item": "corn"}
+    await played_alone(text_env(Plain), datum, "down", "up")
+    with pytest.raises(TypeError, match=r"return \(observation, info\), as Gymnasium's; got str"):
+        await played_alone(text_env(NoInfo), datum, "down")
+    with pytest.raises(
+        TypeError, match=r"terminated, truncated, info\), as Gymnasium's; got 4 val"
+    ):
+        await played_alone(text_env(Four), datum, "down")
