@@ -6,19 +6,18 @@ refused.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agent_rl.api.call import Call
 from agent_rl.api.demands import read_demands
 from agent_rl.api.fields import Fields
-from agent_rl.api.generate import Choice, generate, new_id, plan_prompt, record
+from agent_rl.api.generate import Choice, generate, record
 from agent_rl.api.logprobs import response_entries
 from agent_rl.api.sampling import read_logprobs, read_sampling
 from agent_rl.api.session import Session
 from agent_rl.api.turn import Turn, check_messages, check_tools, effort_kwargs, read_labels
-from agent_rl.record.plan import PromptPlan
 from agent_rl.types import JsonObject
 
 
@@ -29,34 +28,24 @@ class ChatRequest:
     has_usage_chunk: bool
 
 
-async def chat_completions(session: Session, turn: Turn) -> JsonObject:
-    plan = plan_prompt(session, turn)
-    call_id = new_id("chatcmpl-")
-    created = int(time.time())
-    choices = await generate(session, turn, plan, call_id)
-    completion = completion_object(session, turn, plan, call_id, created, choices)
-    record(session, turn, plan, choices, completion=completion)
+async def chat_completions(call: Call) -> JsonObject:
+    choices = await generate(call)
+    completion = completion_object(call, choices)
+    record(call, choices, completion=completion)
     return completion
 
 
-def completion_object(
-    session: Session,
-    turn: Turn,
-    plan: PromptPlan,
-    call_id: str,
-    created: int,
-    choices: list[Choice],
-) -> JsonObject:
+def completion_object(call: Call, choices: list[Choice]) -> JsonObject:
     completion: JsonObject = {
-        "id": call_id,
+        "id": call.id,
         "object": "chat.completion",
-        "created": created,
-        "model": turn.model,
-        "choices": [_choice(session, turn, choice) for choice in choices],
-        "usage": usage(plan, choices),
+        "created": int(call.created_at),
+        "model": call.turn.model,
+        "choices": [_choice(call, choice) for choice in choices],
+        "usage": usage(call, choices),
     }
-    if turn.has_token_ids:
-        completion["prompt_token_ids"] = list(plan.input_ids)
+    if call.turn.has_token_ids:
+        completion["prompt_token_ids"] = list(call.plan.input_ids)
     return completion
 
 
@@ -94,9 +83,9 @@ def read_chat_request(session: Session, body: JsonObject) -> ChatRequest:
     return ChatRequest(turn=turn, is_streamed=is_streamed, has_usage_chunk=has_usage_chunk)
 
 
-def usage(plan: PromptPlan, choices: list[Choice]) -> JsonObject:
+def usage(call: Call, choices: list[Choice]) -> JsonObject:
     """Real tokens: every sampled one counts, the end-of-turn token too. Unknown reuse is 0."""
-    prompt = len(plan.input_ids)
+    prompt = len(call.plan.input_ids)
     sampled = sum(len(choice.response.output_tokens) for choice in choices)
     reasoning = sum(choice.num_reasoning_tokens for choice in choices)
     return {
@@ -118,17 +107,17 @@ def chat_logprobs(content: list[JsonObject]) -> JsonObject:
     return {"content": content, "refusal": None}
 
 
-def _choice(session: Session, turn: Turn, choice: Choice) -> JsonObject:
+def _choice(call: Call, choice: Choice) -> JsonObject:
     logprobs = None
-    if turn.has_logprobs:
-        logprobs = chat_logprobs(response_entries(session.format, choice.response))
+    if call.turn.has_logprobs:
+        logprobs = chat_logprobs(response_entries(call.session.format, choice.response))
     result: JsonObject = {
         "index": choice.index,
         "message": choice.message,
         "finish_reason": choice.finish_reason,
         "logprobs": logprobs,
     }
-    if turn.has_token_ids:
+    if call.turn.has_token_ids:
         result["token_ids"] = list(choice.response.output_tokens)
     return result
 

@@ -6,12 +6,12 @@ error reply. The interactions are recorded before the chunk with a finish_reason
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
+from agent_rl.api.call import Call
 from agent_rl.api.chat import ChatRequest, chat_logprobs, completion_object
-from agent_rl.api.generate import Choice, new_id, plan_prompt, record
+from agent_rl.api.generate import Choice, record
 from agent_rl.api.logprobs import entries, response_entries
 from agent_rl.api.session import Session
 from agent_rl.api.stream import ChoiceDelta, stream_choices
@@ -19,30 +19,27 @@ from agent_rl.api.turn import Turn
 from agent_rl.types import JsonObject
 
 
-async def chat_chunks(session: Session, request: ChatRequest) -> AsyncGenerator[JsonObject, None]:
-    turn = request.turn
-    plan = plan_prompt(session, turn)
-    call_id = new_id("chatcmpl-")
-    created = int(time.time())
+async def chat_chunks(call: Call, request: ChatRequest) -> AsyncGenerator[JsonObject, None]:
+    turn = call.turn
     head: JsonObject = {
-        "id": call_id,
+        "id": call.id,
         "object": "chat.completion.chunk",
-        "created": created,
+        "created": int(call.created_at),
         "model": turn.model,
     }
     if request.has_usage_chunk:
         head["usage"] = None
     choices: list[Choice] = []
-    writers = [_ChoiceWriter(session, turn, index) for index in range(turn.n)]
-    async with aclosing(stream_choices(session, turn, plan, call_id)) as pieces:
+    writers = [_ChoiceWriter(call.session, turn, index) for index in range(turn.n)]
+    async with aclosing(stream_choices(call)) as pieces:
         async for piece in pieces:
             if isinstance(piece, ChoiceDelta):
                 for chunk in writers[piece.index].write(piece):
                     yield {**head, "choices": [chunk]}
             else:
                 choices = piece
-    completion = completion_object(session, turn, plan, call_id, created, choices)
-    record(session, turn, plan, choices, completion=completion)
+    completion = completion_object(call, choices)
+    record(call, choices, completion=completion)
     if turn.has_token_ids:
         head["prompt_token_ids"] = completion["prompt_token_ids"]
     for choice in choices:

@@ -12,17 +12,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agent_rl.api.call import Call, check_room, check_size, new_id
 from agent_rl.api.chat import read_stream_options, usage
 from agent_rl.api.fields import Fields
-from agent_rl.api.generate import (
-    Choice,
-    check_room,
-    check_size,
-    generate,
-    new_id,
-    record,
-    together,
-)
+from agent_rl.api.generate import Choice, generate, record, together
 from agent_rl.api.logprobs import token_text
 from agent_rl.api.sampling import read_sampling, refuse_unsupported
 from agent_rl.api.session import Session
@@ -36,7 +29,7 @@ _MAX_PROMPTS = 2048  # of one request, as in the OpenAI API
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
-    """One turn and one plan for each prompt."""
+    """One turn for each prompt."""
 
     turns: list[Turn]
     prompts: list[tuple[int, ...]]
@@ -45,25 +38,16 @@ class CompletionRequest:
 
 
 async def text_completions(session: Session, request: CompletionRequest) -> JsonObject:
-    call_id = new_id("cmpl-")
-    head = _head(call_id, request)
-    plans = _plans(session, request, call_id)
-    calls = [
-        generate(session, turn, plan, call_id, first_index=turn.n * k)
-        for k, (turn, plan) in enumerate(zip(request.turns, plans, strict=True))
-    ]
-    groups = await together(calls)
+    calls = _calls(session, request)
+    groups = await together([generate(call) for call in calls])
+    pairs = list(zip(calls, groups, strict=True))
     completion = {
-        **head,
-        "choices": [
-            _choice(session, turn, choice)
-            for turn, choices in zip(request.turns, groups, strict=True)
-            for choice in choices
-        ],
-        "usage": _summed([usage(plan, c) for plan, c in zip(plans, groups, strict=True)]),
+        **_head(calls[0]),
+        "choices": [_choice(call, choice) for call, choices in pairs for choice in choices],
+        "usage": _summed([usage(call, choices) for call, choices in pairs]),
     }
-    for turn, plan, choices in zip(request.turns, plans, groups, strict=True):
-        record(session, turn, plan, choices, completion=completion)
+    for call, choices in pairs:
+        record(call, choices, completion=completion)
     return completion
 
 
@@ -71,12 +55,10 @@ async def text_chunks(
     session: Session, request: CompletionRequest
 ) -> AsyncGenerator[JsonObject, None]:
     """Chunks of the one prompt. Log-probs come with the last chunk of each choice."""
-    call_id = new_id("cmpl-")
-    head = _head(call_id, request)
-    (turn,) = request.turns
-    (plan,) = _plans(session, request, call_id)
+    (call,) = _calls(session, request)
+    head = _head(call)
     choices: list[Choice] = []
-    async with aclosing(stream_choices(session, turn, plan, call_id)) as pieces:
+    async with aclosing(stream_choices(call)) as pieces:
         async for piece in pieces:
             if not isinstance(piece, ChoiceDelta):
                 choices = piece
@@ -84,10 +66,10 @@ async def text_chunks(
                 yield {**head, "choices": [_text(piece.index, piece.content)]}
     completion = {
         **head,
-        "choices": [_choice(session, turn, choice) for choice in choices],
-        "usage": usage(plan, choices),
+        "choices": [_choice(call, choice) for choice in choices],
+        "usage": usage(call, choices),
     }
-    record(session, turn, plan, choices, completion=completion)
+    record(call, choices, completion=completion)
     for choice in completion["choices"]:
         yield {**head, "choices": [{**choice, "text": ""}]}
     if request.has_usage_chunk:
@@ -165,9 +147,10 @@ def _is_id(value: object) -> bool:
     return type(value) is int and 0 <= value < 1 << 31
 
 
-def _plans(session: Session, request: CompletionRequest, call_id: str) -> list[PromptPlan]:
-    """Plans that no other request's messages lead to: their keys are of this call alone."""
-    plans = []
+def _calls(session: Session, request: CompletionRequest) -> list[Call]:
+    """One for each prompt. No other request's messages lead to them: their keys are their own."""
+    name, created_at = new_id("cmpl-"), time.time()
+    calls = []
     for index, (turn, input_ids) in enumerate(zip(request.turns, request.prompts, strict=True)):
         check_room(session, turn, len(input_ids))
         rendered = Request(
@@ -176,25 +159,35 @@ def _plans(session: Session, request: CompletionRequest, call_id: str) -> list[P
             chat_template_type=session.chat_template_type,
             chat_template_kwargs=None,
         )
-        plans.append(PromptPlan(request=rendered, key=hash((call_id, index)), input_ids=input_ids))
-    return plans
+        plan = PromptPlan(request=rendered, key=hash((name, index)), input_ids=input_ids)
+        calls.append(
+            Call(
+                session=session,
+                turn=turn,
+                plan=plan,
+                id=name,
+                created_at=created_at,
+                first_index=turn.n * index,
+            )
+        )
+    return calls
 
 
-def _head(call_id: str, request: CompletionRequest) -> JsonObject:
+def _head(call: Call) -> JsonObject:
     return {
-        "id": call_id,
+        "id": call.id,
         "object": "text_completion",
-        "created": int(time.time()),
-        "model": request.turns[0].model,
+        "created": int(call.created_at),
+        "model": call.turn.model,
     }
 
 
-def _choice(session: Session, turn: Turn, choice: Choice) -> JsonObject:
+def _choice(call: Call, choice: Choice) -> JsonObject:
     result = _text(choice.index, choice.message["content"])
     result["finish_reason"] = choice.finish_reason
-    if turn.has_logprobs:
-        result["logprobs"] = _logprobs(session, choice.response)
-    if turn.has_token_ids:
+    if call.turn.has_logprobs:
+        result["logprobs"] = _logprobs(call.session, choice.response)
+    if call.turn.has_token_ids:
         result["token_ids"] = list(choice.response.output_tokens)
     return result
 

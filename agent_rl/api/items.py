@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from agent_rl.api.generate import Choice, new_id
+from agent_rl.api.call import new_id
+from agent_rl.api.generate import Choice
 from agent_rl.errors import RequestError
 from agent_rl.types import JsonObject
 

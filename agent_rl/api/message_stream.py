@@ -13,51 +13,39 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
 from agent_rl.api.blocks import tool_use_block
+from agent_rl.api.call import Call
 from agent_rl.api.events import chat_event
 from agent_rl.api.failure import Failure
-from agent_rl.api.generate import Choice, new_id, plan_prompt, record
+from agent_rl.api.generate import Choice, record
 from agent_rl.api.messages import (
     MessageRequest,
     message_error,
     message_object,
-    message_usage,
-    stop_of,
 )
-from agent_rl.api.session import Session
 from agent_rl.api.stream import ChoiceDelta, stream_choices
 from agent_rl.types import JsonObject
 
 
-async def message_events(
-    session: Session, request: MessageRequest
-) -> AsyncGenerator[JsonObject, None]:
-    turn = request.turn
-    plan = plan_prompt(session, turn)
-    message_id = new_id("msg_")
-    writer = _BlockWriter(message_id, shows_thinking=request.shows_thinking)
-    choice: Choice | None = None
-    started = message_object(session, request, message_id, plan)
+async def message_events(call: Call, request: MessageRequest) -> AsyncGenerator[JsonObject, None]:
+    writer = _BlockWriter(call.id, shows_thinking=request.shows_thinking)
+    choices: list[Choice] = []
     has_begun = False
-    async with aclosing(stream_choices(session, turn, plan, message_id)) as pieces:
+    async with aclosing(stream_choices(call)) as pieces:
         async for piece in pieces:
             if not has_begun:
                 has_begun = True
-                yield {"type": "message_start", "message": started}
+                yield {"type": "message_start", "message": message_object(call, request)}
             if isinstance(piece, ChoiceDelta):
                 for event in writer.write(piece):
                     yield event
             else:
-                (choice,) = piece
-    assert choice is not None, "a stream ends with its choices"
+                choices = piece
     for event in writer.write_last():
         yield event
-    message = message_object(session, request, message_id, plan, choice)
-    record(session, turn, plan, [choice], completion=message)
-    yield {
-        "type": "message_delta",
-        "delta": stop_of(session, turn, choice),
-        "usage": message_usage(plan, choice),
-    }
+    message = message_object(call, request, choices[0])
+    record(call, choices, completion=message)
+    ending = {name: message[name] for name in ("stop_reason", "stop_sequence")}
+    yield {"type": "message_delta", "delta": ending, "usage": message["usage"]}
     yield {"type": "message_stop"}
 
 

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_rl.api.blocks import content_blocks, messages_of, system_message, tools_of
+from agent_rl.api.call import Call, read_prompt
 from agent_rl.api.demands import read_demands
 from agent_rl.api.failure import Failure
 from agent_rl.api.fields import Fields
-from agent_rl.api.generate import Choice, generate, new_id, plan_prompt, read_prompt, record
+from agent_rl.api.generate import Choice, generate, record
 from agent_rl.api.sampling import build_sampling
 from agent_rl.api.session import Session
 from agent_rl.api.turn import Turn, check_messages, effort_kwargs
 from agent_rl.errors import NotSupportedError
 from agent_rl.record.interaction import InteractionWithTokenLogpReward
-from agent_rl.record.plan import PromptPlan
 from agent_rl.types import JsonObject
 
 _MAX_STOPS = 16
@@ -46,13 +46,10 @@ class MessageRequest:
     shows_thinking: bool
 
 
-async def create_message(session: Session, request: MessageRequest) -> JsonObject:
-    turn = request.turn
-    plan = plan_prompt(session, turn)
-    message_id = new_id("msg_")
-    (choice,) = await generate(session, turn, plan, message_id)
-    message = message_object(session, request, message_id, plan, choice)
-    record(session, turn, plan, [choice], completion=message)
+async def create_message(call: Call, request: MessageRequest) -> JsonObject:
+    choices = await generate(call)
+    message = message_object(call, request, choices[0])
+    record(call, choices, completion=message)
     return message
 
 
@@ -95,47 +92,41 @@ def read_message_request(session: Session, body: JsonObject) -> MessageRequest:
     return MessageRequest(turn=turn, is_streamed=is_streamed, shows_thinking=shows_thinking)
 
 
-def message_object(
-    session: Session,
-    request: MessageRequest,
-    message_id: str,
-    plan: PromptPlan,
-    choice: Choice | None = None,
-) -> JsonObject:
+def message_object(call: Call, request: MessageRequest, choice: Choice | None = None) -> JsonObject:
     """The Message as far as it is known: without ``choice`` it is only begun."""
     content: list[JsonObject] = []
     ending: JsonObject = {"stop_reason": None, "stop_sequence": None}
     if choice is not None:
         content = content_blocks(
-            choice.message, signature=message_id, shows_thinking=request.shows_thinking
+            choice.message, signature=call.id, shows_thinking=request.shows_thinking
         )
-        ending = stop_of(session, request.turn, choice)
+        ending = stop_of(call, choice)
     return {
-        "id": message_id,
+        "id": call.id,
         "type": "message",
         "role": "assistant",
-        "model": request.turn.model,
+        "model": call.turn.model,
         "content": content,
         **ending,
-        "usage": message_usage(plan, choice),
+        "usage": message_usage(call, choice),
     }
 
 
-def stop_of(session: Session, turn: Turn, choice: Choice) -> JsonObject:
+def stop_of(call: Call, choice: Choice) -> JsonObject:
     """Why the answer ended, and the first of the stop sequences if that is why."""
     hit = None
-    if turn.stop and choice.finish_reason == "stop":
-        text = session.format.decode(choice.response.output_tokens)
-        places = [(place, stop) for stop in turn.stop if (place := text.find(stop)) >= 0]
+    if call.turn.stop and choice.finish_reason == "stop":
+        text = call.session.format.decode(choice.response.output_tokens)
+        places = [(place, stop) for stop in call.turn.stop if (place := text.find(stop)) >= 0]
         hit = min(places)[1] if places else None
     reason = "stop_sequence" if hit is not None else _STOP_REASONS[choice.finish_reason]
     return {"stop_reason": reason, "stop_sequence": hit}
 
 
-def message_usage(plan: PromptPlan, choice: Choice | None) -> JsonObject:
+def message_usage(call: Call, choice: Choice | None) -> JsonObject:
     """Real tokens, the sampled end of turn too."""
     return {
-        "input_tokens": len(plan.input_ids),
+        "input_tokens": len(call.plan.input_ids),
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 0,
         "output_tokens": len(choice.response.output_tokens) if choice else 0,

@@ -9,55 +9,50 @@ Items follow one another: reasoning, text, then the function calls, as in the wh
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
-from agent_rl.api.generate import Choice, new_id, plan_prompt, record
+from agent_rl.api.call import Call
+from agent_rl.api.generate import Choice, record
 from agent_rl.api.items import call_item, message_item, reasoning_item, text_part
 from agent_rl.api.logprobs import entries
-from agent_rl.api.responses import ResponseRequest, response_object, text_logprobs
-from agent_rl.api.session import Session
+from agent_rl.api.responses import (
+    ResponseRequest,
+    response_object,
+    text_logprobs,
+)
 from agent_rl.api.stream import ChoiceDelta, stream_choices
 from agent_rl.types import JsonObject
 
 
-async def response_events(
-    session: Session, request: ResponseRequest
-) -> AsyncGenerator[JsonObject, None]:
-    turn = request.turn
-    plan = plan_prompt(session, turn)
-    response_id = new_id("resp_")
-    created_at = time.time()
-    writer = _EventWriter(session, request)
-    choice: Choice | None = None
-    started = response_object(request, response_id, created_at, plan)
-    async with aclosing(stream_choices(session, turn, plan, response_id)) as pieces:
+async def response_events(call: Call, request: ResponseRequest) -> AsyncGenerator[JsonObject, None]:
+    writer = _EventWriter(call)
+    choices: list[Choice] = []
+    async with aclosing(stream_choices(call)) as pieces:
         async for piece in pieces:
             if writer.count == 0:
+                started = response_object(call, request)
                 yield writer.event("response.created", response=started)
                 yield writer.event("response.in_progress", response=started)
             if isinstance(piece, ChoiceDelta):
                 for event in writer.write(piece):
                     yield event
             else:
-                (choice,) = piece
-    assert choice is not None, "a stream ends with its choices"
-    for event in writer.write_last(choice):
+                choices = piece
+    for event in writer.write_last(choices[0]):
         yield event
-    response = response_object(request, response_id, created_at, plan, choice, writer.output)
-    record(session, turn, plan, [choice], response=response)
+    response = response_object(call, request, choices[0], writer.output)
+    record(call, choices, response=response)
     yield writer.event(f"response.{response['status']}", response=response)
 
 
 class _EventWriter:
     """Events of one response. ``output`` holds the items that are done; one may be open."""
 
-    def __init__(self, session: Session, request: ResponseRequest) -> None:
+    def __init__(self, call: Call) -> None:
         self.count = 0
         self.output: list[JsonObject] = []
-        self._session = session
-        self._turn = request.turn
+        self._call = call
         self._open: JsonObject | None = None
         self._text = ""
         self._calls: list[JsonObject] = []
@@ -69,9 +64,9 @@ class _EventWriter:
         return event
 
     def write(self, delta: ChoiceDelta) -> Iterator[JsonObject]:
-        if self._turn.has_logprobs and delta.tokens is not None:
+        if self._call.turn.has_logprobs and delta.tokens is not None:
             ids, logprobs = delta.tokens.token_ids, delta.tokens.logprobs
-            self._held += entries(self._session.format, ids, logprobs)
+            self._held += entries(self._call.session.format, ids, logprobs)
         if delta.reasoning_content:
             if self._open is None:
                 yield from self._begin(reasoning_item(None, "in_progress"))
@@ -92,11 +87,11 @@ class _EventWriter:
         if not is_text_open and not self._calls and not choice.message["content"]:
             yield from self._begin_text()  # an empty answer is an empty message
         if self._open is not None and self._open["type"] == "message":
-            logprobs = text_logprobs(self._session, self._turn, choice)
+            logprobs = text_logprobs(self._call, choice)
             yield from self._end_text(status, logprobs)
         yield from self._end_reasoning()
         for call in self._calls:
-            yield from self._call(call)
+            yield from self._tool_call(call)
 
     def _begin(self, item: JsonObject) -> Iterator[JsonObject]:
         self._open, self._text = item, ""
@@ -122,7 +117,7 @@ class _EventWriter:
             content = [{"type": "reasoning_text", "text": self._text}]
             yield from self._end({"status": "completed", "content": content})
 
-    def _call(self, call: JsonObject) -> Iterator[JsonObject]:
+    def _tool_call(self, call: JsonObject) -> Iterator[JsonObject]:
         done = call_item(call, "completed")
         yield from self._begin({**done, "status": "in_progress", "arguments": ""})
         arguments = done["arguments"]

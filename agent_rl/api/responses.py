@@ -6,21 +6,20 @@ and its answer. Nothing else is kept between calls.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
+from agent_rl.api.call import Call
 from agent_rl.api.chat import num_cached_tokens
 from agent_rl.api.demands import read_demands
 from agent_rl.api.fields import Fields
-from agent_rl.api.generate import Choice, generate, new_id, plan_prompt, record
+from agent_rl.api.generate import Choice, generate, record
 from agent_rl.api.items import messages_of, output_items, tools_of
 from agent_rl.api.logprobs import response_entries
 from agent_rl.api.sampling import read_sampling
 from agent_rl.api.session import Session
 from agent_rl.api.turn import Turn, check_messages, effort_kwargs, read_labels
 from agent_rl.errors import RequestError
-from agent_rl.record.plan import PromptPlan
 from agent_rl.types import JsonObject
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -37,14 +36,11 @@ class ResponseRequest:
     echo: JsonObject
 
 
-async def create_response(session: Session, request: ResponseRequest) -> JsonObject:
-    plan = plan_prompt(session, request.turn)
-    response_id = new_id("resp_")
-    created_at = time.time()
-    (choice,) = await generate(session, request.turn, plan, response_id)
-    output = output_items(choice, logprobs=text_logprobs(session, request.turn, choice))
-    response = response_object(request, response_id, created_at, plan, choice, output)
-    record(session, request.turn, plan, [choice], response=response)
+async def create_response(call: Call, request: ResponseRequest) -> JsonObject:
+    choices = await generate(call)
+    output = output_items(choices[0], logprobs=text_logprobs(call, choices[0]))
+    response = response_object(call, request, choices[0], output)
+    record(call, choices, response=response)
     return response
 
 
@@ -100,10 +96,8 @@ def read_response_request(session: Session, body: JsonObject) -> ResponseRequest
 
 
 def response_object(
+    call: Call,
     request: ResponseRequest,
-    response_id: str,
-    created_at: float,
-    plan: PromptPlan,
     choice: Choice | None = None,
     output: list[JsonObject] | None = None,
 ) -> JsonObject:
@@ -113,16 +107,16 @@ def response_object(
         is_cut = choice.finish_reason == "length"
         status = "incomplete" if is_cut else "completed"
         reason = {"reason": "max_output_tokens"} if is_cut else None
-        usage = _usage(plan, choice)
+        usage = _usage(call, choice)
     return {
-        "id": response_id,
+        "id": call.id,
         "object": "response",
-        "created_at": created_at,
+        "created_at": call.created_at,
         "status": status,
         "background": False,
         "error": None,
         "incomplete_details": reason,
-        "model": request.turn.model,
+        "model": call.turn.model,
         "output": output or [],
         "service_tier": "default",
         "usage": usage,
@@ -130,8 +124,9 @@ def response_object(
     }
 
 
-def text_logprobs(session: Session, turn: Turn, choice: Choice) -> list[JsonObject]:
-    return response_entries(session.format, choice.response) if turn.has_logprobs else []
+def text_logprobs(call: Call, choice: Choice) -> list[JsonObject]:
+    has_logprobs = call.turn.has_logprobs
+    return response_entries(call.session.format, choice.response) if has_logprobs else []
 
 
 def _messages(fields: Fields, session: Session, previous: str | None) -> list[JsonObject]:
@@ -211,8 +206,8 @@ def _refuse_other_products(fields: Fields) -> None:
     inner.finish()
 
 
-def _usage(plan: PromptPlan, choice: Choice) -> JsonObject:
-    prompt, sampled = len(plan.input_ids), len(choice.response.output_tokens)
+def _usage(call: Call, choice: Choice) -> JsonObject:
+    prompt, sampled = len(call.plan.input_ids), len(choice.response.output_tokens)
     return {
         "input_tokens": prompt,
         "input_tokens_details": {

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from agent_rl.api.body import parse_body, too_deep
+from agent_rl.api.call import new_call
 from agent_rl.api.chat import chat_completions, read_chat_request
 from agent_rl.api.chat_stream import chat_chunks
 from agent_rl.api.completions import (
@@ -169,17 +170,19 @@ def _unknown(method: str, path: str) -> NotSupportedError:
 async def _chat(session: Session, body: JsonObject, on_accept: OnAccept) -> Reply:
     request = read_chat_request(session, body)
     on_accept(request.turn.messages)
+    call = new_call(session, request.turn, "chatcmpl-")
     if request.is_streamed:
-        return await _streamed(EventStream(chat_chunks(session, request), chat_event, end=_DONE))
-    return _whole(await chat_completions(session, request.turn))
+        return await _streamed(EventStream(chat_chunks(call, request), chat_event, end=_DONE))
+    return _whole(await chat_completions(call))
 
 
 async def _response(session: Session, body: JsonObject, on_accept: OnAccept) -> Reply:
     request = read_response_request(session, body)
     on_accept(request.turn.messages)
+    call = new_call(session, request.turn, "resp_")
     if request.is_streamed:
-        return await _streamed(EventStream(response_events(session, request), response_event))
-    return _whole(await create_response(session, request))
+        return await _streamed(EventStream(response_events(call, request), response_event))
+    return _whole(await create_response(call, request))
 
 
 async def _text(session: Session, body: JsonObject, on_accept: OnAccept) -> Reply:
@@ -193,9 +196,10 @@ async def _text(session: Session, body: JsonObject, on_accept: OnAccept) -> Repl
 async def _message(session: Session, body: JsonObject, on_accept: OnAccept) -> Reply:
     request = read_message_request(session, body)
     on_accept(request.turn.messages)
+    call = new_call(session, request.turn, "msg_")
     if request.is_streamed:
-        return await _streamed(EventStream(message_events(session, request), message_event))
-    return _whole(await create_message(session, request))
+        return await _streamed(EventStream(message_events(call, request), message_event))
+    return _whole(await create_message(call, request))
 
 
 def _whole(body: JsonObject) -> Reply:

@@ -12,20 +12,18 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
+from agent_rl.api.call import Call
 from agent_rl.api.generate import (
     Choice,
+    asking_engine,
     checked,
-    engine_call,
+    choice_index,
     finish_choice,
-    model_request,
     new_reader,
     tool_call,
 )
-from agent_rl.api.session import Session
-from agent_rl.api.turn import Turn
 from agent_rl.engine.base import StreamItem
 from agent_rl.errors import EngineError
-from agent_rl.record.plan import PromptPlan
 from agent_rl.types import JsonObject, ModelRequest, TokenDelta
 
 
@@ -44,12 +42,9 @@ Piece: TypeAlias = ChoiceDelta | Choice
 Pieces: TypeAlias = AsyncGenerator[Piece, None]
 
 
-async def stream_choices(
-    session: Session, turn: Turn, plan: PromptPlan, call_id: str
-) -> AsyncGenerator[ChoiceDelta | list[Choice], None]:
+async def stream_choices(call: Call) -> AsyncGenerator[ChoiceDelta | list[Choice], None]:
     """Deltas of all choices as they come, then one list with every finished choice."""
-    requests = [model_request(session, turn, plan, call_id, index) for index in range(turn.n)]
-    streams = [_stream_choice(session, turn, plan, request) for request in requests]
+    streams = [_stream_choice(call, request) for request in call.requests()]
     merged = streams[0] if len(streams) == 1 else _merged(streams)
     finished: list[Choice] = []
     async with aclosing(merged):
@@ -61,17 +56,14 @@ async def stream_choices(
     yield sorted(finished, key=lambda choice: choice.index)
 
 
-async def _stream_choice(
-    session: Session, turn: Turn, plan: PromptPlan, request: ModelRequest
-) -> Pieces:
-    reader = new_reader(session, turn, plan)
-    calls: list[JsonObject] = []
-    index = int(request.rid.partition("/")[2] or 0)
+async def _stream_choice(call: Call, request: ModelRequest) -> Pieces:
+    reader = new_reader(call)
+    tool_calls: list[JsonObject] = []
     # The seam says "iterator"; every engine gives a generator, whose closing frees the slot.
-    items = cast(AsyncGenerator[StreamItem, None], session.engine.astream(request))
+    items = cast(AsyncGenerator[StreamItem, None], call.session.engine.astream(request))
     async with aclosing(items):
         while True:
-            with engine_call(turn):
+            with asking_engine(call.turn):
                 item = await anext(items, None)
             if item is None:
                 raise EngineError(f"the engine's stream of {request.rid} ended without a response")
@@ -80,18 +72,18 @@ async def _stream_choice(
                 delta = reader.feed(item.token_ids)
             else:
                 delta = reader.finish(checked(item, request.rid).stop_reason)
-            new_calls = [tool_call(call) for call in delta.tool_calls]
-            calls += new_calls
+            new_calls = [tool_call(each) for each in delta.tool_calls]
+            tool_calls += new_calls
             if delta or tokens:
                 yield ChoiceDelta(
-                    index=index,
+                    index=choice_index(request.rid),
                     content=delta.content,
                     reasoning_content=delta.reasoning_content,
                     tool_calls=new_calls,
                     tokens=tokens,
                 )
             if not isinstance(item, TokenDelta):
-                yield finish_choice(session, plan, request.rid, item, reader, calls)
+                yield finish_choice(call, request.rid, item, reader.message, tool_calls)
                 return
 
 
