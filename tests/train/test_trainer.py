@@ -91,25 +91,25 @@ def test_evaluation_is_of_each_datum_once(config: PPOConfig) -> None:
     assert stats["eval-rollout/reward__count"] == 10
 
 
-class TwoTemperatures:
-    """One turn at the run's temperature, one at its own."""
+class Temperatures:
+    """A turn at the run's temperature, one at its own, and a greedy one."""
 
     async def run(self, data: dict[str, Any], client: Any) -> float:
         messages = [{"role": "user", "content": data["question"]}]
-        for own in ({}, {"temperature": 1.5}):
+        for own in ({}, {"temperature": 1.5}, {"temperature": 0}):
             await client.chat.completions.create(model="m", messages=messages, **own)
         return float(data["question"] > "say 3")
 
 
 def test_ratios_are_one_at_any_temperature(config: PPOConfig) -> None:
-    """Case B56: the trainer's log-probs are those of the engine, whatever each turn was sampled at.
+    """Cases B56, B57: the trainer's log-probs are the engine's, whatever each turn was sampled at.
 
     Case B77: what is counted as trained was sampled.
     """
     warm = changed(config, "gconfig.temperature=0.5", "total_train_steps=1")
     reports: list[StepReport] = []
     with PPOTrainer(warm, ROWS) as trainer:
-        trainer.train(TwoTemperatures, on_step=reports.append)
+        trainer.train(Temperatures, on_step=reports.append)
     stats = reports[0].stats
     for key in ("min", "avg", "max"):
         ratio = stats[f"ppo_actor/update/importance_weight/{key}"]
