@@ -7,16 +7,20 @@ Tool schemas go into the system message, calls into the assistant's text, result
     user       <result>1</result>
 
 Consecutive tool results share one user turn. Without tools in the request results keep their own
-role. Input and output are normal messages; arguments are written exactly as the caller sent them.
+role. Input and output are normal messages; arguments are written exactly as the caller sent them,
+and images stay parts.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from agent_rl.tokens.messages import arguments_text
 from agent_rl.types import JsonObject
+
+Content: TypeAlias = str | list[JsonObject]
 
 _HEAD = (
     "You can call functions to help with the task. Their signatures are JSON between <tools> and "
@@ -37,7 +41,7 @@ def without_tools(messages: Sequence[JsonObject], tools: Sequence[JsonObject]) -
 
 def _with_schemas(messages: list[JsonObject], tools: Sequence[JsonObject]) -> list[JsonObject]:
     if messages and messages[0]["role"] == "system":
-        content = f"{messages[0]['content']}\n\n{tools_text(tools)}".lstrip("\n")
+        content = _joined(messages[0]["content"], "\n\n", tools_text(tools))
         return [{**messages[0], "content": content}, *messages[1:]]
     return [{"role": "system", "content": tools_text(tools)}, *messages]
 
@@ -51,7 +55,7 @@ def _with_responses(messages: Sequence[JsonObject]) -> list[JsonObject]:
         if not is_result:
             turns.append(message)
         elif is_after_result:
-            turns[-1]["content"] += "\n" + _response(message)
+            turns[-1]["content"] = _joined(turns[-1]["content"], "\n", _response(message))
         else:
             turns.append({"role": "user", "content": _response(message)})
         is_after_result = is_result
@@ -66,17 +70,38 @@ def tools_text(tools: Sequence[JsonObject]) -> str:
 def _without_calls(message: JsonObject) -> JsonObject:
     if "tool_calls" not in message:
         return message
-    texts = [message["content"]] if message["content"] else []
+    content: Content = message["content"]
     for call in message["tool_calls"]:
         function = call["function"]
         name = json.dumps(function["name"], ensure_ascii=False)
         arguments = arguments_text(function["arguments"])
-        texts.append(f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>')
+        text = f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
+        content = _joined(content, "\n", text)
     plain = {key: value for key, value in message.items() if key != "tool_calls"}
-    return {**plain, "content": "\n".join(texts)}
+    return {**plain, "content": content}
 
 
-def _response(message: JsonObject) -> str:
+def _response(message: JsonObject) -> Content:
     # Not <tool_response>: models that were never shown tools then begin their own turn with that
     # tag. SmolLM2, two worked examples: 1 group in 12 with any reward variance, against 11 in 12.
-    return f"<result>\n{message['content']}\n</result>"
+    content = message["content"]
+    if isinstance(content, str):
+        return f"<result>\n{content}\n</result>"
+    return [_text_part("<result>\n"), *content, _text_part("\n</result>")]
+
+
+def _joined(before: Content, space: str, after: Content) -> Content:
+    """One content of two; text where neither has other parts, no space where there is no first."""
+    if not before:
+        return after
+    if isinstance(before, str) and isinstance(after, str):
+        return before + space + after
+    return [*_parts(before), _text_part(space), *_parts(after)]
+
+
+def _parts(content: Content) -> list[JsonObject]:
+    return [_text_part(content)] if isinstance(content, str) else content
+
+
+def _text_part(text: str) -> JsonObject:
+    return {"type": "text", "text": text}

@@ -73,6 +73,18 @@ async def test_a_pause_sends_prompt_and_partial_completion_again(
     assert_exact(models, response)
 
 
+async def test_nothing_reaches_a_paused_server(connect: Connect, models: Models) -> None:
+    """Case B134: what comes in a pause, weight updates included, waits in the engine."""
+    engine, [server] = await connect()
+    await engine.pause()
+    late = [asyncio.ensure_future(engine.agenerate(ask(n))) for n in range(4)]
+    await engine.update_weights(update(models, 1))
+    assert calls(server, "generate") == []
+    await engine.resume()
+    for response in await asyncio.gather(*late):
+        assert set(response.output_versions) == {1}
+
+
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 async def test_kept_requests_are_not_aborted(connect: Connect, models: Models, mode: str) -> None:
     """One request over the wire, two versions in its spans (case B136)."""

@@ -188,6 +188,26 @@ def test_a_template_without_tools_gets_the_hermes_form(smollm: Any) -> None:
     )
 
 
+def test_an_image_in_a_tool_result_stays_an_image(smollm: Any) -> None:
+    """Case B190: a template that takes images and knows no tools."""
+    tokenizer = copy.deepcopy(smollm)
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content }}"
+        "{% else %}{% for p in m.content %}{{ '<image>' if p.type == 'image' else p.text }}"
+        "{% endfor %}{% endif %}{% endfor %}"
+    )
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    messages = [
+        {"role": "system", "content": [image]},
+        call_message('{"x": 1}', "ok"),
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "R1"}, image]},
+        {"role": "tool", "tool_call_id": "c2", "content": "R2"},
+    ]
+    rendered = text(tokenizer, messages, [TOOL_A])
+    assert rendered.startswith("[system]<image>\n\nYou can call functions")
+    assert rendered.endswith("[user]<result>\nR1<image>\n</result>\n<result>\nR2\n</result>")
+
+
 def test_a_system_message_keeps_its_text_before_the_tools(smollm: Any) -> None:
     rendered = text(smollm, [{"role": "system", "content": "Be terse."}, HI], [TOOL_A])
     assert rendered.startswith("<|im_start|>system\nBe terse.\n\nYou can call functions")
