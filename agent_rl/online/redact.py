@@ -4,8 +4,9 @@
 
 Card numbers count only with a valid check digit, phone numbers only in forms that other numbers
 rarely have. Other forms of the same signs (full width, no-break spaces and hyphens, signs without
-width) hide nothing. All patterns are bounded, so a hostile text costs linear time. A rule of the
-user's own is any function from text to text.
+width) hide nothing; what is encoded, or cut by signs that are seen, is not found. All patterns are
+bounded, so a hostile text costs linear time. A rule of the user's own is any function from text to
+text.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
+from typing import Any, NamedTuple, TypeAlias
 
 Redactor: TypeAlias = Callable[[str], str]
 
@@ -60,29 +62,77 @@ def _folds() -> dict[int, str]:
 
 
 _FOLDED = _folds()
+_SUREST = ("secret", "email", "card", "phone")
+
+
+SEAM = "\u2063"
+"""Without width, between the parts of a message: two parts are also read as one text."""
+
+
+class _Find(NamedTuple):
+    """``text[start:end]`` is to become ``[word]``; of finds that overlap the surest gives it."""
+
+    start: int
+    end: int
+    word: str
 
 
 def redact(text: str) -> str:
-    """All built-in patterns. Signs are folded only where that shows something to redact."""
-    redacted = _redacted(text)
-    folded = text.translate(_FOLDED)
-    if folded == text:
-        return redacted
-    found = _redacted(folded)
-    return redacted if redacted.translate(_FOLDED) == found else found
+    """All built-in patterns, in the text as it is, as it looks, and over each of its seams."""
+    finds = list(_finds(text))
+    if not text.isascii():
+        for start, end in _windows(text):
+            finds += _finds_as_it_looks(text, start, end)
+    return _masked(text, finds)
 
 
-def _redacted(text: str) -> str:
-    """The patterns that are surest first."""
-    for pattern in _SECRETS:
-        text = pattern.sub("[secret]", text)
-    text = _ASSIGNED.sub(r"\1\2[secret]", text)
-    text = _LONG.sub(_random_looking, text)
-    text = _EMAIL.sub("[email]", text)
-    text = _CARD.sub(_card, text)
-    for pattern in _PHONES:
-        text = pattern.sub(_phone, text)
-    return text
+def _windows(text: str) -> Iterator[tuple[int, int]]:
+    """The whole text, and each two parts that follow one another."""
+    yield 0, len(text)
+    seams = [-1, *(match.start() for match in re.finditer(SEAM, text)), len(text)]
+    for before, behind in zip(seams, seams[2:], strict=False):
+        yield before + 1, behind
+
+
+def _finds_as_it_looks(text: str, start: int, end: int) -> Iterator[_Find]:
+    signs = range(start, end)
+    places = [i for i in signs if _FOLDED.get(ord(text[i]), text[i])]
+    for find in _finds(text[start:end].translate(_FOLDED)):
+        yield find._replace(start=places[find.start], end=places[find.end - 1] + 1)
+
+
+def _finds(text: str) -> Iterator[_Find]:
+    """The patterns that are surest first; where one was found is a boundary for the next."""
+    for pattern, group, word, is_meant in _RULES:
+        finds = [
+            _Find(*match.span(group), word)
+            for match in pattern.finditer(text)
+            if is_meant(match[group])
+        ]
+        yield from finds
+        text = _replaced(text, finds)
+
+
+def _replaced(text: str, finds: Sequence[_Find]) -> str:
+    """As long as before, with signs that are part of nothing."""
+    ends = [0, *(find.end for find in finds)]
+    starts = [*(find.start for find in finds), len(text)]
+    kept = [text[end:start] for end, start in zip(ends, starts, strict=True)]
+    found = [_FOUND * (find.end - find.start) for find in finds]
+    return "".join(a + b for a, b in zip_longest(kept, found, fillvalue=""))
+
+
+def _masked(text: str, finds: Sequence[_Find]) -> str:
+    """Finds that overlap are one."""
+    parts, end, word = [], 0, ""
+    for find in sorted(finds, key=lambda find: (find.start, -find.end)):
+        if word and find.start < end:
+            word = min(word, find.word, key=_SUREST.index)
+            end = max(end, find.end)
+        else:
+            parts += [f"[{word}]" if word else "", text[end : find.start]]
+            end, word = find.end, find.word
+    return "".join([*parts, f"[{word}]" if word else "", text[end:]])
 
 
 def redact_object(value: Any, redactor: Redactor) -> Any:
@@ -112,17 +162,30 @@ def passes_luhn(digits: str) -> bool:
     return total % 10 == 0
 
 
-def _card(match: re.Match[str]) -> str:
-    digits = re.sub(r"\D", "", match[0])
-    return "[card]" if passes_luhn(digits) and len(set(digits)) > 1 else match[0]
+def _is_card(text: str) -> bool:
+    digits = re.sub(r"\D", "", text)
+    return passes_luhn(digits) and len(set(digits)) > 1
 
 
-def _phone(match: re.Match[str]) -> str:
-    return "[phone]" if 8 <= sum(map(str.isdigit, match[0])) <= 15 else match[0]
-
-
-def _random_looking(match: re.Match[str]) -> str:
+def _looks_random(word: str) -> bool:
     """Lower case, upper case and digits mixed over so many characters: a key, hardly a word."""
-    word = match[0]
-    kinds = (any(map(str.islower, word)), any(map(str.isupper, word)), any(map(str.isdigit, word)))
-    return "[secret]" if all(kinds) else word
+    return all(any(map(kind, word)) for kind in (str.islower, str.isupper, str.isdigit))
+
+
+def _is_phone(text: str) -> bool:
+    return 8 <= sum(map(str.isdigit, text)) <= 15
+
+
+def _always(text: str) -> bool:
+    return True
+
+
+_FOUND = "\0"
+_RULES: tuple[tuple[re.Pattern[str], int, str, Callable[[str], bool]], ...] = (
+    *((pattern, 0, "secret", _always) for pattern in _SECRETS),
+    (_ASSIGNED, 3, "secret", _always),
+    (_LONG, 0, "secret", _looks_random),
+    (_EMAIL, 0, "email", _always),
+    (_CARD, 0, "card", _is_card),
+    *((pattern, 0, "phone", _is_phone) for pattern in _PHONES),
+)

@@ -17,7 +17,7 @@ from agent_rl.config import PrivacyConfig
 from agent_rl.online.disk_thread import DiskThread
 from agent_rl.online.methods import Lesson
 from agent_rl.online.passive import SessionTurns, Turn
-from agent_rl.online.redact import Redactor, redact, redact_object, stored_id
+from agent_rl.online.redact import SEAM, Redactor, redact, redact_object, stored_id
 from agent_rl.online.transcript import message_text
 from agent_rl.online.verdict import Verdict
 from agent_rl.record.jsonl import append_lines, json_line, read_lines
@@ -71,12 +71,11 @@ class TurnStore:
         self._disk.close()
 
     def _append(self, row: JsonObject) -> None:
+        ids = {"session_id": row["session_id"], "user_ids": row["user_ids"]}
         if self._config.redact:
-            row = {
-                **redact_object(row, self._redactor),
-                "session_id": stored_id(row["session_id"], self._redactor),
-                "user_ids": [stored_id(user, self._redactor) for user in row["user_ids"]],
-            }
+            row = redact_object(row, self._redactor)
+            ids = redact_object(ids, lambda value: stored_id(value, self._redactor))
+        row = {**redact_object(row, lambda text: text.replace(SEAM, " ")), **ids}
         if not self.path.exists():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             os.close(os.open(self.path, os.O_CREAT | os.O_WRONLY, 0o600))  # for its owner only
@@ -138,9 +137,9 @@ def turn_row(
         "turn": turn.number,
         "interaction_id": interaction.interaction_id,
         "versions": [min(versions), max(versions)],
-        "prompt": message_text(interaction.messages[-1]),
-        "answer": message_text(interaction.output_message_list[0]),
-        "next_state": None if turn.next_state is None else message_text(turn.next_state),
+        "prompt": message_text(interaction.messages[-1], between=SEAM),
+        "answer": message_text(interaction.output_message_list[0], between=SEAM),
+        "next_state": turn.next_state and message_text(turn.next_state, between=SEAM),
         "score": verdict.score,
         "given_reward": interaction.reward,
         "votes": list(verdict.votes),

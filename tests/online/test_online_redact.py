@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from agent_rl.online.redact import passes_luhn, redact, redact_object
+from agent_rl.config import PrivacyConfig
+from agent_rl.online.redact import SEAM, passes_luhn, redact, redact_object
+from agent_rl.online.transcript import message_text
+from agent_rl.online.turn_store import TurnStore
+from agent_rl.record.jsonl import read_lines
 
 RANDOM = "aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY3z"
 
@@ -110,3 +116,49 @@ def test_luhn() -> None:
 def test_hostile_text_costs_linear_time(text: str) -> None:
     """No pattern backtracks without bound: a quadratic one would take minutes here."""
     assert len(redact(text)) > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        ("card 4111 1111 1111 1111\u200b12 euros", "card [card]\u200b12 euros"),
+        ("\u200b4111 1111 1111 1111 and ann\uff20x.org", "\u200b[card] and [email]"),
+        ("sk-abcdefghijklmnop\u200b1234 rest", "[secret] rest"),
+        (
+            "\u201chi\u201d sk-abc\u200bdefghijklmnop1234 \u201cbye\u201d",
+            "\u201chi\u201d [secret] \u201cbye\u201d",
+        ),
+    ],
+)
+def test_one_form_does_not_hide_another(text: str, redacted: str) -> None:
+    """Read without the sign that has no width, the first is a number that fails the check."""
+    assert redact(text) == redacted
+
+
+def test_finds_that_overlap_are_one_of_the_surest_kind() -> None:
+    assert redact(f"{RANDOM}@x.org 1") == "[secret]@x.org 1"
+    assert redact("password=ann@x.org;") == "password=[secret];"
+    assert redact("ann@x.org,bob@y.org") == "[email],[email]"
+
+
+def test_what_is_cut_over_the_parts_of_a_message_is_found(tmp_path: Path) -> None:
+    """Neither half looks like anything; where nothing is found a seam is a space."""
+    parts = ["my key is sk-abcdef", "ghijklmnop1234 and", "4111 1111 11", "11 1111. Thanks"]
+    message = {"content": [{"type": "text", "text": text} for text in parts]}
+    store = TurnStore(tmp_path / "turns.jsonl", PrivacyConfig())
+    text = message_text(message, between=SEAM)
+    store.append({"session_id": "s", "user_ids": [f"u{SEAM}1"], "prompt": text})
+    store.close()
+    ((_, row),) = read_lines(tmp_path / "turns.jsonl")
+    assert row["prompt"] == "my key is [secret] and [card]. Thanks"
+    assert row["user_ids"] == [f"u{SEAM}1"]
+
+
+def test_arguments_are_read_as_they_are_meant() -> None:
+    def text(arguments: object) -> str:
+        return message_text({"tool_calls": [{"function": {"name": "f", "arguments": arguments}}]})
+
+    assert text('{"to": "ann\\u0040x.org"}') == '[calls f {"to": "ann@x.org"}]'
+    assert text({"to": "ann\uff20x.org"}) == '[calls f {"to": "ann\uff20x.org"}]'
+    for broken in ('{"to": "\\u0040', '{"half": "\\ud83d"}'):
+        assert text(broken) == f"[calls f {broken}]"
