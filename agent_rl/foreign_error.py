@@ -17,9 +17,10 @@ import traceback
 from collections.abc import Iterable
 
 _NOT_THE_USERS = tuple(
-    os.path.join(folder, "")
+    os.path.join(os.path.normpath(folder), "")
     for folder in (
         os.path.dirname(__file__),
+        os.path.join(os.path.dirname(__file__), os.pardir, "integrations"),  # in a checkout
         *(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")),
     )
 )

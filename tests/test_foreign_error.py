@@ -48,6 +48,13 @@ def test_the_users_line_and_not_the_one_of_a_library() -> None:
     assert "test_foreign_error.py" in place_of(error) and "in <lambda>" in place_of(error)
 
 
+def test_the_users_line_and_not_the_one_of_an_integration() -> None:
+    from agent_rl.integrations.tasks import one_turn
+
+    error = raised(lambda: one_turn(lambda data, answer: 1.0)().run({}, None).send(None))
+    assert "in <lambda>: error = raised(lambda: one_turn" in place_of(error)
+
+
 def test_the_users_line_may_be_in_the_cause_only() -> None:
     async def first(items: list[int]) -> int:
         return next(iter(items))  # the empty one
