@@ -7,7 +7,19 @@ from typing import Any
 import pytest
 import torch
 from tiny_batches import tiny_model
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    Gemma2Config,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Lfm2Config,
+    MixtralConfig,
+    OPTConfig,
+    PhiConfig,
+    PreTrainedConfig,
+    StableLmConfig,
+)
 
 from agent_rl.errors import ConfigError
 from agent_rl.train import forward
@@ -24,6 +36,40 @@ def gpt2() -> Any:
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=4, n_positions=32)
     return GPT2LMHeadModel(config).eval()
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 32,
+}
+
+
+def made_of(config: PreTrainedConfig) -> Any:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config).float().eval()
+
+
+def opt() -> Any:
+    """Its layers call dropout as a function."""
+    sizes = SIZES | {"ffn_dim": 32, "word_embed_proj_dim": 16, "max_position_embeddings": 32}
+    return made_of(OPTConfig(**sizes, dropout=0.5))
+
+
+def mixtral() -> Any:
+    """Its router draws noise while it is in training mode."""
+    sizes = SIZES | {"num_local_experts": 4, "router_jitter_noise": 0.5}
+    return made_of(MixtralConfig(**sizes))
+
+
+def phi() -> Any:
+    """Its output layer has a bias."""
+    model = made_of(PhiConfig(**SIZES))
+    torch.nn.init.normal_(model.lm_head.bias)
+    return model
 
 
 ROWS = [[1, 2, 3], [1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 9, 9], [7, 7]]
@@ -54,7 +100,7 @@ def alone(model: Any) -> torch.Tensor:
     return torch.cat(result)
 
 
-@pytest.mark.parametrize("make", [llama, gpt2])
+@pytest.mark.parametrize("make", [llama, gpt2, opt, mixtral, phi])
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("share_prefixes", [True, False])
 def test_layouts_agree_with_single_rows(make: Any, side: str, share_prefixes: bool) -> None:
@@ -88,9 +134,9 @@ def test_attention_is_put_back() -> None:
     assert model.config._attn_implementation == before
 
 
-@pytest.mark.parametrize("make", [llama, gpt2])
+@pytest.mark.parametrize("make", [llama, gpt2, opt, mixtral])
 def test_recomputed_layers_change_nothing(make: Any) -> None:
-    """Also for a model with dropout, which is never active."""
+    """Also for a model with dropout or noise, which are never active."""
     gradients = []
     for recompute_layers in (False, True):
         model = make()
@@ -99,7 +145,7 @@ def test_recomputed_layers_change_nothing(make: Any) -> None:
             (micro,) = micro_batches(batch, range(4), max_tokens=100, share_prefixes=True)
             logprobs, _ = forward.predicted_logprobs(model, micro, 1.0)
             logprobs.sum().backward()
-        assert not model.training
+        assert all("forward" not in vars(part) for part in model.modules())
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
     torch.testing.assert_close(gradients[0], gradients[1])
 
@@ -107,7 +153,7 @@ def test_recomputed_layers_change_nothing(make: Any) -> None:
 def one_logprob(temperature: float) -> float:
     """Logits 2 and 0, target 0."""
     logprobs, _ = forward.token_logprobs(
-        torch.tensor([[1.0]]), torch.tensor([[2.0], [0.0]]), torch.tensor([0]), temperature
+        torch.tensor([[1.0]]), torch.tensor([[2.0], [0.0]]), None, torch.tensor([0]), temperature
     )
     return float(logprobs)
 
@@ -133,18 +179,19 @@ def test_chunked_logprobs_and_entropy(
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(5, 4, dtype=torch.float64, generator=generator).requires_grad_()
     weight = torch.randn(7, 4, dtype=torch.float64, generator=generator).requires_grad_()
+    bias = torch.randn(7, dtype=torch.float64, generator=generator).requires_grad_()
     targets = torch.tensor([0, 6, 3, 3, 1])
     coefficients = torch.randn(2, 5, dtype=torch.float64, generator=generator)
     divisor = temperature[:, None] if isinstance(temperature, torch.Tensor) else temperature
-    every = (hidden @ weight.T / divisor).log_softmax(-1)
+    every = ((hidden @ weight.T + bias) / divisor).log_softmax(-1)
     expected = every.gather(1, targets[:, None])[:, 0], -(every.exp() * every).sum(-1)
-    got = forward.token_logprobs(hidden, weight, targets, temperature)
+    got = forward.token_logprobs(hidden, weight, bias, targets, temperature)
     for ours, theirs in zip(got, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
 
     def gradients(pair: tuple[torch.Tensor, torch.Tensor]) -> Any:
         total = (coefficients[0] * pair[0] + coefficients[1] * pair[1]).sum()
-        return torch.autograd.grad(total, (hidden, weight), retain_graph=True)
+        return torch.autograd.grad(total, (hidden, weight, bias), retain_graph=True)
 
     for ours, theirs in zip(gradients(got), gradients(expected), strict=True):
         torch.testing.assert_close(ours, theirs)
@@ -159,7 +206,7 @@ def test_several_targets_of_one_position(monkeypatch: pytest.MonkeyPatch) -> Non
     targets = torch.tensor([[0, 1, 2], [6, 6, 3], [3, 0, 1], [3, 4, 5], [1, 2, 3]])
     factors = torch.randn(5, 3, dtype=torch.float64, generator=generator)
     expected = (hidden @ weight.T / 0.7).log_softmax(-1).gather(1, targets)
-    got, _ = forward.token_logprobs(hidden, weight, targets, 0.7)
+    got, _ = forward.token_logprobs(hidden, weight, None, targets, 0.7)
     torch.testing.assert_close(got, expected)
     gradients = torch.autograd.grad((got * factors).sum(), (hidden, weight))
     theirs = torch.autograd.grad((expected * factors).sum(), (hidden, weight))
@@ -179,5 +226,23 @@ def test_model_that_does_more_than_a_linear_head_is_refused() -> None:
     model.forward = capped
     with pytest.raises(ConfigError, match="LlamaForCausalLM"):
         forward.check_model(model)
-    forward.check_model(llama())
-    forward.check_model(gpt2())
+    for make in (llama, gpt2, opt, mixtral, phi):
+        forward.check_model(make())
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]), "Lfm2ForCausalLM"),
+        (BloomConfig(vocab_size=40, hidden_size=16, n_layer=2, n_head=4), "BloomForCausalLM"),
+        (Gemma2Config(**SIZES, head_dim=4), "Gemma2Attention is not supported"),
+        (StableLmConfig(**SIZES), "StableLmAttention is not supported"),
+    ],
+    ids=["convolution", "own attention", "capped scores", "plans are dropped"],
+)
+def test_model_that_sees_more_than_the_path_to_the_root_is_refused(
+    config: PreTrainedConfig, message: str
+) -> None:
+    """As they are made, when all tokens are about as likely: what is missed is small then."""
+    with pytest.raises(ConfigError, match=message):
+        forward.check_model(made_of(config))
