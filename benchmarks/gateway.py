@@ -2,12 +2,16 @@
 
     python benchmarks/gateway.py                    # about two minutes on one core
     python benchmarks/gateway.py --profile 128      # where the time of that turn goes
-    python benchmarks/gateway.py --load             # 200 sessions x 20 turns, 10 weight updates
+    python benchmarks/gateway.py --load             # 200 sessions x 20 turns, an update each second
 
 Each server runs in a process of its own whose CPU clock is read from outside, so neither the
 client nor other processes count. The engine answers at once with 64 tokens. The bare endpoint
 reads the same JSON and sends the same JSON back: it is what HTTP itself costs. The recording proxy
 of `areal` is measured where it can be imported (see peers.py).
+
+Under load the same three stand beside one another: the bare endpoint, the gateway in a process that
+did nothing about Python's collector, and as `agent-rl serve` runs it. What the clients and the
+other processes of the machine cost is in all three.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -38,7 +43,7 @@ from rich.table import Table
 TURNS = (1, 8, 32, 128)
 TEXT = "The quick brown fox jumps over the lazy dog and then asks what the weather will be. "
 ANSWER = "A plain answer of some words. " * 9
-LOADED = "loaded gateway concat"
+LOADED = ("bare Starlette, slow", "gateway concat, slow", "gateway concat, slow, heap kept")
 LATENCY_S = 0.5  # of the engine under load
 WINDOW = 4  # turns around the one that is named
 PEER = "areal proxy"
@@ -49,7 +54,7 @@ KEY = "user"
 async def serve(kind: str, folder: str) -> None:
     """In the server's process: print the port, then serve until killed."""
     if kind.startswith("bare"):
-        await _serve_bare()
+        await _serve_bare(LATENCY_S if kind in LOADED else 0.0)
         return
     from client_overhead import InstantEngine
     from transformers import AutoTokenizer
@@ -57,10 +62,11 @@ async def serve(kind: str, folder: str) -> None:
     from agent_rl import ScriptedEngine, small_model
     from agent_rl.config import GatewayConfig
     from agent_rl.gateway.server import Gateway
+    from agent_rl.serve import keep_heap
 
     tokenizer: Any = AutoTokenizer.from_pretrained(small_model())
     scripted = ScriptedEngine([ANSWER], tokenizer=tokenizer, repeat=True, latency_s=LATENCY_S)
-    engine: Any = scripted if kind == LOADED else InstantEngine(tokenizer)
+    engine: Any = scripted if kind in LOADED else InstantEngine(tokenizer)
     if kind == PEER:
         listener = socket.create_server(("127.0.0.1", 0))
         print(listener.getsockname()[1], flush=True)
@@ -79,10 +85,12 @@ async def serve(kind: str, folder: str) -> None:
     )
     gateway.app = _profiled(gateway.app)
     await gateway.start()
+    if "heap kept" in kind:
+        keep_heap()
     print(gateway.base_url.rpartition(":")[2].partition("/")[0], flush=True)
     while True:
         await asyncio.sleep(1.0)
-        if kind == LOADED:
+        if kind in LOADED:
             await _update(scripted)
 
 
@@ -94,7 +102,7 @@ async def _update(engine: Any) -> None:
     await engine.resume()
 
 
-async def _serve_bare() -> None:
+async def _serve_bare(latency_s: float) -> None:
     import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import Request
@@ -107,6 +115,7 @@ async def _serve_bare() -> None:
 
     async def chat(request: Request) -> JSONResponse:
         await request.json()
+        await asyncio.sleep(latency_s)
         return JSONResponse(body)
 
     app = Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"])])
@@ -240,28 +249,67 @@ def concurrent(server: Server, number: int, *, clients: int, turns: int) -> floa
     return (server.cpu_s() - start) / (clients * turns) * 1e3
 
 
-def under_load(server: Server, *, sessions: int, turns: int) -> str:
-    """Closed loop: each session asks again as soon as it is answered."""
-    times: list[float] = []
+@dataclass(frozen=True, slots=True)
+class Load:
+    """``first_ms`` and ``later_ms``: what each call took beyond the engine's time, sorted.
 
-    def run(number: int) -> None:
-        talk = Conversation(server, f"load{number}")
-        for _ in range(turns):
+    The first turns of all sessions come at the same moment, so the last of them waits for all.
+    """
+
+    calls_per_s: float
+    cpu_ms: float
+    first_ms: list[float]
+    later_ms: list[float]
+
+
+def under_load(server: Server, number: int, *, sessions: int, turns: int) -> Load:
+    """Closed loop: each session asks again as soon as it is answered."""
+    times: list[list[float]] = [[] for _ in range(turns)]
+
+    def run(client: int) -> None:
+        talk = Conversation(server, f"load{number}-{client}")
+        for turn in range(turns):
             start = time.perf_counter()
             talk.turn()
-            times.append(time.perf_counter() - start)
+            times[turn].append((time.perf_counter() - start - LATENCY_S) * 1e3)
 
     start, cpu = time.perf_counter(), server.cpu_s()
     with ThreadPoolExecutor(sessions) as pool:
         list(pool.map(run, range(sessions)))
     wall_s, cpu_s = time.perf_counter() - start, server.cpu_s() - cpu
-    beyond = sorted((seconds - LATENCY_S) * 1e3 for seconds in times)
-    p50, p99 = (beyond[len(beyond) * percent // 100] for percent in (50, 99))
-    return (
-        f"{sessions} sessions x {turns} turns, engine {LATENCY_S:g} s, an update each second: "
-        f"{len(times) / wall_s:.0f} calls/s, server CPU {cpu_s / len(times) * 1e3:.2f} ms a call, "
-        f"time beyond the engine's p50 {p50:.0f} ms, p99 {p99:.0f} ms"
+    count = sessions * turns
+    later = sorted(ms for turn in times[1:] for ms in turn)
+    return Load(count / wall_s, cpu_s / count * 1e3, sorted(times[0]), later)
+
+
+def compare_load(rounds: int) -> Table:
+    """The servers take turns, so what else the machine does slows all of them."""
+    with ExitStack() as stack:
+        servers = [stack.enter_context(running(kind)) for kind in LOADED]
+        loads: dict[str, list[Load]] = {kind: [] for kind in LOADED}
+        for number in range(rounds):
+            for server in servers:
+                loads[server.kind].append(under_load(server, number, sessions=200, turns=20))
+    table = Table(
+        title=f"200 sessions x 20 turns, engine {LATENCY_S:g} s, an update each second: the median "
+        f"of {rounds} rounds; ms beyond the engine's time"
     )
+    for column in ("server", "calls/s", "CPU ms a call", "first turns p50, p99", "later p50, p99"):
+        table.add_column(column, justify="left" if column == "server" else "right")
+    for kind, each in loads.items():
+        table.add_row(
+            kind,
+            f"{median(load.calls_per_s for load in each):.0f}",
+            f"{median(load.cpu_ms for load in each):.2f}",
+            _percentiles([load.first_ms for load in each]),
+            _percentiles([load.later_ms for load in each]),
+        )
+    return table
+
+
+def _percentiles(rounds: list[list[float]]) -> str:
+    p50, p99 = (median(ms[len(ms) * p // 100] for ms in rounds) for p in (50, 99))
+    return f"{p50:.0f} {p99:.0f}"
 
 
 def main() -> None:
@@ -269,6 +317,7 @@ def main() -> None:
     parser.add_argument("--conversations", type=int, default=6)
     parser.add_argument("--profile", type=int, choices=TURNS)
     parser.add_argument("--load", action="store_true")
+    parser.add_argument("--rounds", type=int, default=3, help="of --load")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -277,8 +326,7 @@ def main() -> None:
         asyncio.run(serve(options.serve, options.folder))
         return
     if options.load:
-        with running(LOADED) as server:
-            Console().print(under_load(server, sessions=200, turns=20))
+        Console().print(compare_load(options.rounds))
         return
     if options.profile is not None:
         with running(KINDS[2]) as server:
