@@ -106,6 +106,21 @@ async def test_kept_requests_are_not_aborted(connect: Connect, models: Models, m
     assert body["flush_cache"] == (mode == "retract")
 
 
+async def test_a_new_name_for_the_weights_ends_nothing(connect: Connect, models: Models) -> None:
+    """Case B136: the endpoint aborts whatever runs unless it is told not to."""
+    engine, [server] = await connect()
+    stream = engine.astream(endless(models, 60))
+    await anext(stream)
+    await hold(server)
+    await asyncio.to_thread(engine.set_version, 4)
+    await release(server)
+    response = [item async for item in stream][-1]
+    assert isinstance(response, ModelResponse)
+    assert len(response.output_tokens) == 60
+    assert len(calls(server, "generate")) == 1
+    assert [body["new_version"] for body in calls(server, "update_weight_version")] == ["4"]
+
+
 async def test_versions_are_pinned_when_a_server_tells_none(connect: Connect) -> None:
     """Cases B61, B63: set_version while the request runs does not change its tokens."""
     engine, [server] = await connect()

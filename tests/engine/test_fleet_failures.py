@@ -40,7 +40,7 @@ async def test_a_fault_costs_a_try_not_the_request(connect: Connect, fault: str)
     engine, [server] = await connect()
     setattr(server.model.faults, fault, 2)
     response = await engine.agenerate(ask(1))
-    assert len(calls(server, "generate")) == 3
+    assert len({body["rid"] for body in calls(server, "generate")}) == 3
     assert len(response.output_tokens) == 20 or response.stop_reason == "stop"
     assert await engine.health()
 

@@ -52,7 +52,7 @@ async def test_an_episode_from_start_to_export(start: Any, plain: Any, tokenizer
 
 
 async def test_the_status_codes_of_the_lifecycle(start: Any, plain: Any) -> None:
-    """Cases B172 and B176."""
+    """Cases B172, B176, and B179 for a reward before any call."""
     gateway = await start(["x"], max_sessions=1, admin_key="admin", api_key="user")
     http = plain(gateway)
     task = {"task_id": "t"}

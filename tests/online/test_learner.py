@@ -215,7 +215,7 @@ async def test_a_turn_that_the_client_retried(
 async def test_concurrent_conversations_of_one_session(
     learner: OnlineLearner, judge: ScriptedJudge, talk: Callable
 ) -> None:
-    """Requests are paired by their history, not by the order in which they arrive (case B73)."""
+    """Requests are paired by their history, not by the order of arrival (cases B73, B181)."""
     user = talk(learner)
     openings = [[{"role": "user", "content": f"topic {n}"}] for n in range(3)]
     calls = [user.ask(messages) for messages in openings]

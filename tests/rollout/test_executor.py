@@ -204,6 +204,7 @@ def test_concurrency_is_limited(make, rows) -> None:
 
 
 def test_queue_size(make, rows) -> None:
+    """case B137: submission ends where enough wait."""
     rollout = make(consumer_batch_size=1, queue_size=2)
     rollout.pause()
     for row in data(2):

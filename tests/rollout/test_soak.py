@@ -8,6 +8,7 @@ import tracemalloc
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoTokenizer
 
 from agent_rl import small_model
@@ -16,6 +17,8 @@ from agent_rl.config import AgentConfig, RolloutConfig
 from agent_rl.engine.scripted import ScriptedEngine
 from agent_rl.record.interaction import InteractionWithTokenLogpReward
 from agent_rl.rollout.executor import RolloutEngine
+from agent_rl.rollout.lane import Finished, Lane, Submission
+from agent_rl.rollout.workflow import RolloutWorkflow
 
 
 class Chat:
@@ -66,6 +69,28 @@ def check(episodes: int, turns: int) -> None:
 def test_twenty_episodes_of_three_turns_leave_nothing_behind() -> None:
     """case B144"""
     check(20, 3)
+
+
+class Rows(RolloutWorkflow):
+    async def arun_episode(self, engine: Any, data: Any) -> Any:
+        ids = torch.tensor([[1, 2]])
+        return {"input_ids": ids, "attention_mask": ids > 0, "loss_mask": ids - 1}
+
+
+def test_batches_leave_nothing_in_the_collector() -> None:
+    """case B144: whatever was submitted, ran and was handed over is forgotten."""
+
+    def num_kept() -> int:
+        gc.collect()
+        return sum(type(found) in (Submission, Finished, Lane) for found in gc.get_objects())
+
+    with RolloutEngine(ScriptedEngine([])) as rollout:
+        before = num_kept()
+        for _ in range(3):
+            assert None not in rollout.rollout_batch([{"i": i} for i in range(20)], Rows())
+            rollout.submit({}, Rows())
+            rollout.wait(1, timeout=30)
+        assert num_kept() == before
 
 
 class Measured(Chat):

@@ -135,7 +135,10 @@ def test_an_empty_answer_in_a_batch(config: PPOConfig) -> None:
 
 
 def test_evaluation_before_training_shares_the_first_step(config: PPOConfig) -> None:
-    """Case B158: step 0 is 0, and train and eval of one step share it."""
+    """Case B158: step 0 is 0, and train and eval of one step share it.
+
+    Cases B147, B151: each of three rows is evaluated once, whatever the sizes of batch and group.
+    """
     once = changed(config, "evaluator.eval_before_train=true", "total_train_steps=1")
     reports: list[StepReport] = []
     with PPOTrainer(once, ROWS, ROWS[:3]) as trainer:
