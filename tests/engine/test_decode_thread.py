@@ -15,6 +15,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from agent_rl.engine.local import LocalEngine
+from agent_rl.engine.sequence import Sequence
 from agent_rl.errors import EngineError
 from agent_rl.types import GenerationConfig, ModelRequest, ModelResponse
 
@@ -155,14 +156,19 @@ async def test_an_engine_is_collected_in_the_middle_of_a_pass(model: LlamaForCau
 
 
 async def test_nothing_is_kept_of_finished_requests(engine: LocalEngine) -> None:
-    """Case B144."""
+    """Case B144: neither by the engine nor by anybody else."""
+
+    def sequences() -> list[Sequence]:
+        gc.collect()
+        return [found for found in gc.get_objects() if type(found) is Sequence]
+
+    before = sequences()
     await asyncio.gather(*(engine.agenerate(request(2, rid=str(n))) for n in range(30)))
     await engine.abort("gone")
     await engine.agenerate(request(1))
     await engine.pause()
-    assert len(engine._thread._waiting) == 0
     assert len(engine._thread._aborted_rids) == 0
-    assert engine._decoder.running == []
+    assert [found for found in sequences() if found not in before] == []
 
 
 _PROGRAM = """
