@@ -93,7 +93,7 @@ def _refuse_what_only_learning_reads(overrides: Sequence[str]) -> None:
 
 
 def serve(config: PPOConfig, console: Console | None = None) -> None:
-    """Serve until Ctrl-C or SIGTERM, or until all steps are done; calls that run may finish.
+    """Serve until Ctrl-C, SIGTERM or SIGHUP, or until all steps are done; calls that run may finish.
 
     The weights learnt are kept at the end.
     """

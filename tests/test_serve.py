@@ -59,7 +59,7 @@ def rest_of(process: subprocess.Popen[str], folder: Path) -> tuple[str, str]:
     return output, (folder / "errors.txt").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_serving_until_interrupted(
     tiny_model_dir: Path, tmp_path: Path, number: signal.Signals
 ) -> None:

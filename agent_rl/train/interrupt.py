@@ -1,7 +1,8 @@
-"""Ctrl-C and SIGTERM: at once while waiting, after the optimizer step while weights change.
+"""Ctrl-C, SIGTERM and SIGHUP: at once while waiting, after the optimizer step while weights change.
 
 The handler raises KeyboardInterrupt in the main thread; inside ``deferred()`` it waits for the end
 of the block, so that a checkpoint never holds half of an update. A second signal does not wait.
+SIGHUP, which a terminal that closes sends, means what SIGTERM does, unless nohup ignores it.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """Owns the two handlers between ``__enter__`` and ``__exit__``; inert off the main thread.
+    """Owns the handlers between ``__enter__`` and ``__exit__``; inert off the main thread.
 
     ``is_patient`` ignores all signals but the first: other processes depend on what this one has
-    begun. ``is_terminated``: SIGTERM came, so the process is to end with exit code 0.
+    begun. ``is_terminated``: SIGTERM or SIGHUP came, so the process is to end with exit code 0.
     """
 
     def __init__(self, *, is_patient: bool = False) -> None:
@@ -32,7 +33,9 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+            for number in _SIGNALS:
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                    self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -55,7 +58,7 @@ class Interrupts:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         is_first = not self._has_come
         self._has_come = True
-        self.is_terminated = self.is_terminated or number == signal.SIGTERM
+        self.is_terminated = self.is_terminated or number != signal.SIGINT
         if self._is_patient and not is_first:
             return
         if self._is_deferred and not self._is_requested:

@@ -8,7 +8,7 @@ import pytest
 from agent_rl.train.interrupt import Interrupts
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_at_once_outside_the_critical_block(number: signal.Signals) -> None:
     with Interrupts(), pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), number)
@@ -55,3 +55,18 @@ def test_a_patient_one_takes_the_first_signal_only() -> None:
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_terminal_that_closes_ends_the_run_unless_nohup_says_not() -> None:
+    """It killed the process, and what was learnt since the last state was lost."""
+    with Interrupts() as interrupts:
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert interrupts.is_terminated
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
