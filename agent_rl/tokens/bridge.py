@@ -17,9 +17,10 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from agent_rl.errors import TokenError
+from agent_rl.tokens.render import ChatTemplate
 from agent_rl.tokens.vocabulary import Vocabulary
 from agent_rl.types import JsonObject
 
@@ -32,19 +33,6 @@ _TOOL, _OTHER_TOOL = (
     {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
     for name in (_NAME, "qzxother")
 )
-
-
-class TextTemplate(Protocol):
-    """What gives the text of a conversation: ``render.ChatTemplate``."""
-
-    def text(
-        self,
-        messages: Sequence[JsonObject],
-        tools: Sequence[JsonObject] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        *,
-        add_generation_prompt: bool = True,
-    ) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +105,7 @@ class TemplateBridge:
     """
 
     def __init__(
-        self, template: TextTemplate, vocabulary: Vocabulary, end_ids: frozenset[int]
+        self, template: ChatTemplate, vocabulary: Vocabulary, end_ids: frozenset[int]
     ) -> None:
         self._template = template
         self._vocabulary = vocabulary
@@ -128,12 +116,11 @@ class TemplateBridge:
         self,
         parent_ids: Sequence[int],
         new_messages: Sequence[JsonObject],
-        tools: Sequence[JsonObject] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        history: Sequence[JsonObject] = (),
+        tools: Sequence[JsonObject] | None,
+        kwargs: Mapping[str, Any],
+        history: Sequence[JsonObject],
     ) -> tuple[int, ...] | NoBridge:
         """Ids after the parent's prompt + output, up to where the next turn is sampled."""
-        kwargs = chat_template_kwargs or {}
         calls = _calls_for(new_messages, history)
         has_system = history[0].get("role") in _SYSTEM_ROLES if history else None
         has_tools = tools is not None and len(tools) > 0
@@ -274,7 +261,7 @@ class _UnsafeError(Exception):
 class _Trial:
     """One shape of new messages, rendered with sentinels in every place."""
 
-    template: TextTemplate
+    template: ChatTemplate
     roles: list[str]
     kwargs: Mapping[str, Any]
 

@@ -16,15 +16,11 @@ from agent_rl.tokens import json_text
 from agent_rl.tokens.bridge import NoBridge
 from agent_rl.tokens.messages import arguments_value, normal_messages, normal_tools
 from agent_rl.tokens.parse import ParsedMessage
-from agent_rl.tokens.render import Rendering
+from agent_rl.tokens.render import REFUSALS, Rendering
 from agent_rl.tokens.tool_formats import ParsedToolCall
 from agent_rl.tokens.vocabulary import Vocabulary
 from agent_rl.types import JsonObject
 
-_REFUSALS = (
-    *(TypeError, ValueError, LookupError, AttributeError, AssertionError),
-    RecursionError,
-)
 _KNOW_DEVELOPER = frozenset({"gpt-oss", "gemma4", "deepseek-v4"})
 # Their renderer fetches a vocabulary of its own, so they are used only when named by the user.
 _DOWNLOADS = frozenset({"gpt-oss"})
@@ -92,7 +88,7 @@ class Family:
         self._openers: dict[str, list[int]] = {}
         try:
             self._default = self._renderer({})
-        except (*_REFUSALS, RuntimeError, OSError) as error:
+        except (*REFUSALS, RuntimeError, OSError) as error:
             raise ConfigError(f"renderer {name!r} does not fit this tokenizer: {error}") from error
         # Where a template's own text is looked at for its options, a family lists them.
         self.source = " ".join(sorted(type(self._default.config).template_field_names()))
@@ -130,12 +126,11 @@ class Family:
         self,
         parent_ids: Sequence[int],
         new_messages: Sequence[JsonObject],
-        tools: Sequence[JsonObject] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        history: Sequence[JsonObject] = (),
+        tools: Sequence[JsonObject] | None,
+        kwargs: Mapping[str, Any],
+        history: Sequence[JsonObject],
     ) -> tuple[int, ...] | NoBridge:
         """See ``TemplateBridge.extend``."""
-        kwargs = chat_template_kwargs or {}
         parent = list(parent_ids)
         start = self._completion_start(parent, kwargs)
         if start is None:
@@ -147,7 +142,7 @@ class Family:
                 [self._adapted(message) for message in normal_messages(new_messages)],
                 tools=normal_tools(tools) or None,
             )
-        except (*_REFUSALS, TokenError) as error:
+        except (*REFUSALS, TokenError) as error:
             return NoBridge(reason=f"the {self.name} renderer refuses: {error}")
         if bridged is None:
             return NoBridge(reason=f"the {self.name} renderer has no bridge for these messages")
@@ -182,7 +177,7 @@ class Family:
                     add_generation_prompt=add_generation_prompt,
                 )
             )
-        except _REFUSALS as error:
+        except REFUSALS as error:
             raise TokenError(f"the {self.name} renderer refuses these messages: {error}") from error
 
     def _renderer(self, kwargs: Mapping[str, Any]) -> Any:

@@ -113,9 +113,7 @@ class ChatFormat:
             dict.fromkeys(end for end in ends if end is not None)
         )
         self._end_ids = frozenset({*self.stop_token_ids, *([pad] if pad is not None else [])})
-        self._bridge: TemplateBridge | Family = self._family or TemplateBridge(
-            self.template, self.vocabulary, self._end_ids
-        )
+        self._bridge = self._bridge_with(self._end_ids)
 
     def render(
         self,
@@ -153,7 +151,8 @@ class ChatFormat:
         """
         if self._is_cut_in_reasoning(parent_ids):
             return NoBridge(reason="the turn was cut inside its reasoning")
-        return self._bridge.extend(parent_ids, new_messages, tools, chat_template_kwargs, history)
+        kwargs = chat_template_kwargs or {}
+        return self._bridge.extend(parent_ids, new_messages, tools, kwargs, history)
 
     def parse(
         self,
@@ -374,11 +373,14 @@ class ChatFormat:
         return tool_parsers.tool_format(WIRE_FORMATS.get(name, name))
 
     def _template_ends(self) -> tuple[int, ...]:
-        if self._family is not None:
-            return self._family.end_ids()
         if isinstance(self._reader, Harmony):
             return self._reader.end_ids()
-        return TemplateBridge(self.template, self.vocabulary, frozenset()).end_ids()
+        return self._bridge_with(frozenset()).end_ids()
+
+    def _bridge_with(self, end_ids: frozenset[int]) -> TemplateBridge | Family:
+        if isinstance(self.template, Family):
+            return self.template
+        return TemplateBridge(self.template, self.vocabulary, end_ids)
 
     def _chosen_reasoning(self, name: str) -> ReasoningFormat | None:
         if name == "none":

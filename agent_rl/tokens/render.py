@@ -29,8 +29,8 @@ from agent_rl.tokens.messages import (
 from agent_rl.tokens.piecewise import Piecewise
 from agent_rl.types import JsonObject
 
-# What a template or a small apply_chat_template raises when it does not like its input.
-_REFUSALS = (
+# What a template, a renderer or a small apply_chat_template raises when it does not like its input.
+REFUSALS = (
     jinja2.TemplateError,
     TypeError,
     ValueError,
@@ -295,7 +295,7 @@ class ChatTemplate:
 def _refusing() -> Iterator[None]:
     try:
         yield
-    except _REFUSALS as error:
+    except REFUSALS as error:
         raise TokenError(f"the chat template refuses these messages: {error}") from error
 
 
