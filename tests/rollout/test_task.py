@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -96,10 +97,16 @@ def test_folder_from_the_config(engine, tmp_path, replay, rows) -> None:
 
 
 def test_numpy_in_the_datum_reaches_agents_as_python(engine, rows, replay) -> None:
-    """case B154: see also test_dataloader."""
-    seen = []
-    loader = DataLoader([{"level": np.int64(3), "tools": np.array([])}], 1)
-    workflow = replay([lambda data: seen.append(data) or rows(1.0)] * 2)
+    """case B154: by every way in; see also test_dataloader."""
+    datum, seen = {"level": np.int64(3), "tools": np.array([])}, []
+    loader = DataLoader([datum], 1)
+    workflow = replay([lambda data: seen.append(data) or rows(1.0)] * 5)
     with RolloutEngine(engine, RolloutConfig(consumer_batch_size=1)) as rollout:
         rollout.prepare_batch(loader, workflow)
-    assert seen == [{"level": 3, "tools": []}]
+        rollout.set_version(1)
+        rollout.rollout_batch([datum], workflow)
+        for is_eval in (False, True):
+            rollout.submit(datum, workflow, is_eval=is_eval)
+            rollout.wait(1, timeout=30, is_eval=is_eval)
+    assert seen == [{"level": 3, "tools": []}] * 4
+    assert json.loads(json.dumps(seen)) == seen

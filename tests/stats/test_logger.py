@@ -74,6 +74,7 @@ def test_steps_strictly_increase_over_a_resume(tmp_path: Path) -> None:
 
 
 def test_a_resumed_logger_never_goes_back(tmp_path: Path) -> None:
+    """Case B158: whatever the trainer counts."""
     with StatsLogger(config(), SPEC, log_dir=tmp_path) as stats_logger:
         stats_logger.load_state_dict({"last_commit_step": 7})
         stats_logger.commit(0, 0, 3, {"x": 1})

@@ -108,6 +108,7 @@ def test_the_next_steps_are_bit_equal(tiny_model_dir: Path, tmp_path: Path) -> N
     with PPOTrainer(whole, ROWS) as trainer:
         trainer.train(LetterAgent())
         expected, rows = weights(trainer), read_metrics(trainer.run_dir / "metrics.jsonl")
+        drawn = torch.rand(())
     questions = QUESTIONS.copy()
     QUESTIONS.clear()
 
@@ -120,6 +121,7 @@ def test_the_next_steps_are_bit_equal(tiny_model_dir: Path, tmp_path: Path) -> N
         assert trainer.engine.get_version() == 3
         trainer.train(LetterAgent(), on_step=reports.append)
         assert_equal(expected, weights(trainer))
+        assert torch.equal(torch.rand(()), drawn), "what agents draw goes on as well"
         resumed = read_metrics(trainer.run_dir / "metrics.jsonl")
     assert [report.step for report in reports] == [3, 4]
     assert questions == QUESTIONS[:12] + QUESTIONS[16:]  # 4 episodes were of the lost step

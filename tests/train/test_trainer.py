@@ -14,6 +14,7 @@ from agent_rl.errors import (
     CheckpointError,
     CollectorError,
     ConfigError,
+    DatasetError,
     ModelLoadError,
     RequestError,
 )
@@ -132,6 +133,18 @@ def test_an_empty_answer_in_a_batch(config: PPOConfig) -> None:
     assert (stats["ppo_actor/n_seqs"], stats["ppo_actor/n_valid_tokens"]) == (4, 7)
     assert stats["rollout/num_sampled_tokens"] == 7 / 4
     assert [key for key, value in stats.items() if not math.isfinite(value)] == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "fault"),
+    [(ROWS[:1], "has 1 rows but one batch needs 2"), ([], "the dataset list has no rows")],
+)
+def test_a_dataset_without_one_batch_is_refused_at_the_start(
+    config: PPOConfig, rows: list[dict[str, str]], fault: str
+) -> None:
+    """Case B152: neither a run of no steps nor one without end."""
+    with pytest.raises(DatasetError, match=fault):
+        PPOTrainer(config, rows)
 
 
 def test_evaluation_before_training_shares_the_first_step(config: PPOConfig) -> None:
