@@ -3,6 +3,7 @@ from __future__ import annotations
 import enum
 import json
 import logging
+import os
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -54,6 +55,19 @@ def test_only_newlines_end_a_record(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     append_lines(path, [json_line({"text": text}) for text in ODD])
     assert [record["text"] for _, record in read_lines(path)] == ODD
+
+
+def test_what_is_appended_together_is_one_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """case B170: so that the lines of two processes cannot mix."""
+    write, sizes = os.write, []
+    monkeypatch.setattr(
+        os, "write", lambda file, data: sizes.append(len(data)) or write(file, data)
+    )
+    append_lines(tmp_path / "x.jsonl", [json_line({"text": "x" * 100_000})] * 4)
+    assert len(sizes) == 1
+    assert len(list(read_lines(tmp_path / "x.jsonl"))) == 4
 
 
 def test_half_line_is_skipped_and_costs_only_itself(

@@ -48,7 +48,7 @@ def scripted(tokenizer: Any) -> ScriptedEngine:
 
 
 def test_a_group_is_what_is_left_of_it(scripted: ScriptedEngine, tokenizer: Any) -> None:
-    """case B82: of four members one raises after two calls and one says nothing: two are left."""
+    """cases B82, B165: one of four members raises, one says nothing; two are left, and no zeros."""
     agent = Ends([1.0, 0.0, ConnectionError("refused"), None])
     with RolloutEngine(scripted, tokenizer=tokenizer) as rollout:
         rollout.submit({}, agent, group_size=4)

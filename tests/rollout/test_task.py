@@ -96,6 +96,33 @@ def test_folder_from_the_config(engine, tmp_path, replay, rows) -> None:
     assert all(path.is_relative_to(tmp_path) for path in tmp_path.rglob("*"))
 
 
+def test_groups_of_odd_task_ids_are_dumped_whole(engine, rows, replay, tmp_path) -> None:
+    """case B170: groups of four, two of them of the same id: every member, each in its own line."""
+    task_ids = ["a/b", "a_b", "..", "x" * 300, "same", "same", 0]
+    dump = TrajectoryDump(tmp_path, decode)
+    with RolloutEngine(engine, RolloutConfig(consumer_batch_size=7), dump=dump) as rollout:
+        for number, task_id in enumerate(task_ids):
+            members = [rows(number + member / 4) for member in range(4)]
+            rollout.submit({}, replay(members), group_size=4, task_id=task_id)
+        rollout.wait(7, timeout=30)
+    records = read_dump(tmp_path / "rollout" / "0")
+    assert sorted(str(record.task_id) for record in records) == sorted(map(str, task_ids * 4))
+    assert sorted(record.reward for record in records) == [n / 4 for n in range(28)]
+    assert all(record.sample_idx == record.reward * 4 % 4 for record in records)
+    assert len(list((tmp_path / "rollout" / "0").iterdir())) == 6, "a file for each id"
+
+
+def test_a_dump_that_cannot_be_written_fails_no_episode(
+    engine, rows, replay, tmp_path, caplog
+) -> None:
+    """case B167: a full disk, say; here its folder is a file."""
+    blocker = tmp_path / "file"
+    blocker.touch()
+    with RolloutEngine(engine, dump=TrajectoryDump(blocker / "dump", decode)) as rollout:
+        assert rollout.rollout_batch([{}], replay([rows(1.0)])) != [None]
+    assert "is not dumped" in caplog.text
+
+
 def test_numpy_in_the_datum_reaches_agents_as_python(engine, rows, replay) -> None:
     """case B154: by every way in; see also test_dataloader."""
     datum, seen = {"level": np.int64(3), "tools": np.array([])}, []

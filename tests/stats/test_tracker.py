@@ -50,12 +50,16 @@ def test_avg_min_max_is_weighted_by_elements(tracker: DistributedStatsTracker) -
 
 
 def test_each_reduce_type_over_two_records(tracker: DistributedStatsTracker) -> None:
-    """Case B165: values [1,2,3,4], mask [1,0,0,1], and the same keys recorded twice."""
+    """Case B165: values [1,2,3,4], mask [1,0,0,1], and the same keys recorded twice.
+
+    What stands off the mask is no extremum, and an export begins anew.
+    """
     for _ in range(2):
         tracker.denominator(n=mask(T, F, F, T))
         x = torch.tensor([1.0, 2.0, 3.0, 4.0])
         for kind in ("avg", "sum", "min", "max", "avg_min_max"):
             tracker.stat("n", reduce_type=ReduceType(kind), **{kind: x})
+        tracker.stat("n", inside=torch.tensor([2.0, -9.0, 9.0, 3.0]))
     assert tracker.export() == {
         "n": 4,
         "avg": 2.5,
@@ -65,7 +69,11 @@ def test_each_reduce_type_over_two_records(tracker: DistributedStatsTracker) -> 
         "avg_min_max/avg": 2.5,
         "avg_min_max/min": 1,
         "avg_min_max/max": 4,
+        "inside/avg": 2.5,
+        "inside/min": 2,
+        "inside/max": 3,
     }
+    assert tracker.export() == {}
 
 
 def test_an_empty_mask_leaves_the_key_out(tracker: DistributedStatsTracker) -> None:
