@@ -50,9 +50,9 @@ class SecondTime:
 
 def test_a_second_attempt_has_a_record_of_its_own(open_with) -> None:
     """case B70: three interactions, not five, also where one instance serves all episodes."""
-    rollout, agent = open_with(), SecondTime()
-    assert rollout.rollout_batch([{}], agent) == [None]
-    [group] = rollout.rollout_batch([{}], agent)
+    rollout = open_with(max_concurrent_rollouts=1)
+    first, group = rollout.rollout_batch([{}, {}], SecondTime())
+    assert first is None
     assert group["rollout_group"].row_counts == (3,)
     assert len(group["input_ids"]) == 3
 
