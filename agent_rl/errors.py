@@ -116,6 +116,10 @@ class ServerError(EngineError):
     """One inference server is unreachable, broken or too slow; another may do better."""
 
 
+class ServerUnreachableError(ServerError):
+    """No connection to one inference server: it has not seen the request."""
+
+
 class ServerBusyError(ServerError):
     """One inference server takes no more requests now (HTTP 429 or 503).
 
@@ -145,6 +149,10 @@ class WorkflowContractError(AgentRLError, ValueError):
 
 class CollectorError(AgentRLError, RuntimeError):
     """The collector's background work died; ``__cause__`` has the reason."""
+
+
+class AgentHostError(AgentRLError, RuntimeError):
+    """Where agents are to run cannot be reached: no agent's fault, and none can run."""
 
 
 class EpisodeError(AgentRLError):

@@ -28,6 +28,9 @@ class LaunchConfig(Section):
     args: tuple[str, ...] = Field((), description="more arguments of the server")
     env: dict[str, str] = Field({}, description="more environment variables of the server")
     ready_timeout_s: TimeoutS = Field(900.0, description="how long a server may take to start")
+    max_restarts: int = Field(
+        5, ge=0, description="how often one that ends is started again in succession; 0: never"
+    )
 
 
 class EngineConfig(Section):

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from agent_rl.config import EngineConfig
-from agent_rl.engine.launch import LaunchedServers, ServerCommand, gpu_envs
+from agent_rl.engine.command import ServerCommand
+from agent_rl.engine.launch import LaunchedServers, gpu_envs
 from agent_rl.engine.remote import RemoteEngine
 from agent_rl.engine.sglang import SGLang
 from agent_rl.engine.vllm import VLLM
@@ -59,5 +60,7 @@ def _launch(config: EngineConfig, model: str, log_dir: Path) -> LaunchedServers:
         [{**env, **launch.env} for env in gpus],
         log_dir=log_dir,
         api_key=config.api_key,
+        max_restarts=launch.max_restarts,
+        ready_timeout_s=launch.ready_timeout_s,
     )
-    return servers.wait_ready(launch.ready_timeout_s)
+    return servers.wait_ready()

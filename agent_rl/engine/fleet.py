@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from agent_rl.engine.base import WeightUpdate
 from agent_rl.engine.fleet_weights import FleetWeights
 from agent_rl.engine.keeper import Keeper
+from agent_rl.engine.restarter import Restarter
 from agent_rl.engine.router import Router
 from agent_rl.engine.server import Failures, Server, on_all, reasons_down
 from agent_rl.engine.server_api import PauseMode, ServerApi, ServerInfo
@@ -32,6 +33,7 @@ class Fleet:
         health_interval_s: float,
         health_timeout_s: float,
         trainer_address: str,
+        restarter: Restarter | None,
     ) -> None:
         self.router = router
         self.max_seq_len = 0
@@ -55,6 +57,7 @@ class Fleet:
             interval_s=health_interval_s,
             probe_timeout_s=health_timeout_s,
             restore_timeout_s=control_timeout_s,
+            restarter=restarter,
         )
 
     async def connect(self) -> None:
@@ -111,6 +114,7 @@ class Fleet:
 
     async def update(self, update: WeightUpdate) -> None:
         """Raises EngineError, with the version as it was, when no server takes the weights."""
+        await self.router.until_started()
         async with self._control:
             was_paused = self.router.is_paused
             # Requests with an adapter cannot stay while it is replaced.

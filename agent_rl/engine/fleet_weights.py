@@ -204,7 +204,7 @@ class FleetWeights:
 
     async def _ready_to_receive(self, stack: ExitStack) -> list[Server]:
         """Those that answer, held until the end of ``stack``. Not those that are loading a folder
-        just now: they are brought back later."""
+        just now, or are being started again: they are brought back later."""
         ready: list[Server] = []
 
         async def prepare(server: Server) -> None:
@@ -213,7 +213,7 @@ class FleetWeights:
                 await self._api.pause(server.connection, "abort")
             ready.append(server)
 
-        free = [server for server in self._servers if not server.is_changing]
+        free = [server for server in self._servers if server.is_free]
         for server in free:
             stack.enter_context(server.changing())
         self._mark_down(await on_all(free, prepare, timeout_s=self._timeout_s))

@@ -1,7 +1,8 @@
 """ServerConnection: the HTTP calls of one server, with one pool, one key and worded errors.
 
-A failure says whether another server may do better: ServerError (unreachable, broken, too slow),
-ServerBusyError (not taken, try again later) or RequestError (refused, as it would be everywhere).
+A failure says whether another server may do better: ServerError (broken, too slow),
+ServerUnreachableError (it has not seen the request), ServerBusyError (not taken, try again later)
+or RequestError (refused, as it would be everywhere).
 Only calls marked idempotent are repeated here. It knows no endpoint and no protocol.
 """
 
@@ -15,7 +16,13 @@ from typing import Any
 
 import httpx
 
-from agent_rl.errors import EngineError, RequestError, ServerBusyError, ServerError
+from agent_rl.errors import (
+    EngineError,
+    RequestError,
+    ServerBusyError,
+    ServerError,
+    ServerUnreachableError,
+)
 from agent_rl.types import JsonObject
 
 logger = logging.getLogger(__name__)
@@ -25,6 +32,7 @@ _BACKOFF_S = 0.2
 # uvicorn closes idle connections after 5 s: give them up before the server does.
 _KEEPALIVE_S = 3.0
 _CONNECT_TIMEOUT_S = 10.0
+_UNREACHABLE = (httpx.ConnectError, httpx.ConnectTimeout)
 
 
 class ServerConnection:
@@ -74,7 +82,7 @@ class ServerConnection:
         for tries_left in reversed(range(_NUM_TRIES if is_idempotent else 1)):
             try:
                 return await self._call_once(method, path, body, timeout_s or self._timeout_s)
-            except _NoAnswerError as error:
+            except (_NoAnswerError, ServerUnreachableError) as error:
                 if not tries_left:
                     raise
                 logger.info("%s; trying again", error)
@@ -103,6 +111,8 @@ class ServerConnection:
                         yield json.loads(line.removeprefix("data:"))
         except TimeoutError as error:
             raise self._failed("POST", path, f"no end after {self._timeout_s:g} s") from error
+        except _UNREACHABLE as error:
+            raise self._unreachable("POST", path, error) from error
         except (httpx.TransportError, json.JSONDecodeError) as error:
             raise self._failed("POST", path, _describe(error)) from error
         raise self._failed("POST", path, "the stream ended early")
@@ -119,6 +129,8 @@ class ServerConnection:
                 answer = await self._client.request(method, path, json=body)
         except TimeoutError as error:
             raise self._failed(method, path, f"no answer after {timeout_s:g} s") from error
+        except _UNREACHABLE as error:
+            raise self._unreachable(method, path, error) from error
         except httpx.TransportError as error:
             raise _NoAnswerError(f"{method} {self.address}{path}: {_describe(error)}") from error
         return self._read(method, path, answer)
@@ -145,9 +157,12 @@ class ServerConnection:
     def _failed(self, method: str, path: str, why: str) -> ServerError:
         return ServerError(f"{method} {self.address}{path}: {why}")
 
+    def _unreachable(self, method: str, path: str, error: Exception) -> ServerUnreachableError:
+        return ServerUnreachableError(f"{method} {self.address}{path}: {_describe(error)}")
+
 
 class _NoAnswerError(ServerError):
-    """The connection failed or was closed before any answer."""
+    """The connection was closed before any answer."""
 
 
 def _describe(error: Exception) -> str:

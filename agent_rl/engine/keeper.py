@@ -12,6 +12,7 @@ import logging
 from contextlib import suppress
 
 from agent_rl.engine.fleet_weights import FleetWeights
+from agent_rl.engine.restarter import Restarter
 from agent_rl.engine.router import Router
 from agent_rl.engine.server import Server, reason
 from agent_rl.engine.server_api import ServerApi
@@ -30,6 +31,7 @@ class Keeper:
         interval_s: how often each server is asked whether it is well.
         probe_timeout_s: how long it may take to answer that.
         restore_timeout_s: how long it may take to load the present weights.
+        restarter: of the servers' processes, where they are ours.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Keeper:
         interval_s: float,
         probe_timeout_s: float,
         restore_timeout_s: float,
+        restarter: Restarter | None = None,
     ) -> None:
         self._api = api
         self._router = router
@@ -50,6 +53,7 @@ class Keeper:
         self._interval_s = interval_s
         self._probe_timeout_s = probe_timeout_s
         self._restore_timeout_s = restore_timeout_s
+        self._restarter = restarter
         self._alarms = {server: asyncio.Event() for server in router.servers}
         self._strikes = dict.fromkeys(router.servers, 0)
         self._tasks: list[asyncio.Task[None]] = []
@@ -74,7 +78,7 @@ class Keeper:
             alarm.set()
 
     async def _keep(self, server: Server) -> None:
-        while True:
+        while not server.is_gone:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._interval_s):
                     await self._alarms[server].wait()
@@ -84,6 +88,10 @@ class Keeper:
     async def _look_after(self, server: Server) -> None:
         if server.is_changing:
             return  # an update waits for it with a limit of its own
+        if self._restarter is not None:
+            await self._restarter.look_after(server)
+            if server.is_gone:
+                return
         was_up = server.is_up
         try:
             await (self._probe(server) if was_up else self._bring_back(server))
@@ -93,6 +101,9 @@ class Keeper:
             if not was_up or self._strikes[server] >= _MAX_STRIKES:
                 server.mark_down(reason(error))
                 await self._router.look_again()
+        if server.is_starting:
+            server.is_starting = False
+            await self._router.look_again()
 
     async def _probe(self, server: Server) -> None:
         before = self._weights.present

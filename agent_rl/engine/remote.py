@@ -20,6 +20,7 @@ from agent_rl.engine.guided import check_guided
 from agent_rl.engine.http import ServerConnection
 from agent_rl.engine.launch import LaunchedServers
 from agent_rl.engine.mailbox import Mailbox
+from agent_rl.engine.restarter import Restarter
 from agent_rl.engine.router import Router, Routing
 from agent_rl.engine.server import Server
 from agent_rl.engine.server_api import PauseMode, ServerApi
@@ -43,7 +44,9 @@ class RemoteEngine:
         health_interval_s: how often each server is asked whether it is well.
         health_timeout_s: how long it may take to answer that.
         trainer_address: of this machine, as servers reach it, for weights that are broadcast.
-        launched: the servers, where this engine is to stop them when it is closed.
+        launched: the servers, where this engine is to start them again when they end, and to stop
+            them when it is closed.
+        first_pause_s: before that, see ``Restarter``.
 
     Raises:
         EngineError: no server answers, or servers refuse the key.
@@ -65,6 +68,7 @@ class RemoteEngine:
         health_timeout_s: float = 30.0,
         trainer_address: str = "127.0.0.1",
         launched: LaunchedServers | None = None,
+        first_pause_s: float = 1.0,
     ) -> None:
         if not addresses:
             raise ConfigError("engine.addresses is empty; name at least one server")
@@ -88,6 +92,9 @@ class RemoteEngine:
                 max_in_flight=max_in_flight,
                 unavailable_timeout_s=unavailable_timeout_s,
             )
+            restarter = None
+            if launched is not None:
+                restarter = Restarter(launched, router, first_pause_s=first_pause_s)
             fleet = Fleet(
                 api,
                 router,
@@ -96,6 +103,7 @@ class RemoteEngine:
                 health_interval_s=health_interval_s,
                 health_timeout_s=health_timeout_s,
                 trainer_address=trainer_address,
+                restarter=restarter,
             )
             await fleet.connect()
             return fleet

@@ -1,7 +1,8 @@
 """Router: which server takes the next request, and who waits until one can.
 
 A request waits while the engine is paused, while every server that is up is full, and for a while
-when none is up. It is used on one event loop and knows neither tokens' meaning nor HTTP.
+when none is up: longer while one is being started, not at all when all are gone. It is used on one
+event loop and knows neither tokens' meaning nor HTTP.
 
     round_robin    in turn
     least_loaded   the one with the fewest requests
@@ -105,24 +106,41 @@ class Router:
         async with self._changed:
             self._changed.notify_all()
 
+    async def until_started(self) -> None:
+        """While none is up but one is being started again."""
+        async with self._changed:
+            while not self.up and self._is_starting:
+                await self._changed.wait()
+
     async def _wait(self) -> None:
-        """Until something changes; only a fleet that is down and not paused has a time limit."""
-        is_lost = not self.up and not self.is_paused
+        """Until something changes, within ``_limit_s``."""
         self._num_waiting += 1
         try:
-            async with asyncio.timeout(self._unavailable_timeout_s if is_lost else None):
+            async with asyncio.timeout(self._limit_s()):
                 await self._changed.wait()
         except asyncio.CancelledError:
             self._changed.notify(1)  # it may have been this one's turn
             raise
         except TimeoutError:
             self._changed.notify(1)
-            if not self.up and not self.is_paused:
+            if self._limit_s() is not None:
                 raise EngineError(
                     f"no inference server is up: {reasons_down(self.servers)}"
                 ) from None
         finally:
             self._num_waiting -= 1
+
+    def _limit_s(self) -> float | None:
+        """Only a fleet that is down and not paused has one."""
+        if self.up or self.is_paused or self._is_starting:
+            return None
+        if all(server.is_gone for server in self.servers):
+            return 0.0
+        return self._unavailable_timeout_s
+
+    @property
+    def _is_starting(self) -> bool:
+        return any(server.is_starting for server in self.servers)
 
     def _choose(self, input_ids: Sequence[int], avoid: Collection[Server]) -> Server | None:
         wanted = [server for server in self.up if server not in avoid] or self.up

@@ -30,6 +30,8 @@ class Server:
     ``turn`` counts how often it got weights, or a new name for them.
     ``is_torn``: an update may have begun and not ended well, so nobody knows its weights.
     ``is_changing``: it is being given weights now, by one who expects nobody else to do so.
+    ``is_starting``: its process is being started again, so it is worth waiting for.
+    ``is_gone``: that was in vain.
     ``first_folder``: of the weights it had at first, while all servers had those.
     """
 
@@ -39,6 +41,8 @@ class Server:
         self.turn = 0
         self.is_torn = True
         self.is_changing = False
+        self.is_starting = False
+        self.is_gone = False
         self.first_folder: Path | None = None
         self.in_flight = 0
         self.why_down: str | None = "not contacted yet"
@@ -54,11 +58,22 @@ class Server:
         return self.why_down is None
 
     def mark_up(self) -> None:
-        self.why_down = None
+        self.why_down, self.is_starting = None, False
 
     def mark_down(self, why: str) -> None:
+        if self.is_gone:
+            return  # which says why
         if self.is_up:
             logger.warning("%s is out: %s", self.address, why)
+        self.end_calls(why)
+
+    def mark_starting(self, why: str) -> None:
+        self.is_starting = True
+        self.mark_down(why)
+
+    def mark_gone(self, why: str) -> None:
+        self.is_starting, self.is_gone = False, True
+        logger.error("%s does not come back: %s", self.address, why)
         self.end_calls(why)
 
     def end_calls(self, why: str) -> None:
@@ -75,6 +90,11 @@ class Server:
         self._held[label] = version, self.turn
         if len(self._held) > _MAX_LABELS:
             del self._held[next(iter(self._held))]
+
+    @property
+    def is_free(self) -> bool:
+        """It may be given weights: it is there, and nobody else is doing that."""
+        return not (self.is_changing or self.is_starting or self.is_gone)
 
     @contextmanager
     def changing(self) -> Iterator[None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent_rl.engine.server import Server
-from agent_rl.errors import EngineError, ServerBusyError, ServerError
+from agent_rl.errors import EngineError, ServerBusyError, ServerError, ServerUnreachableError
 
 # Servers that fail one request this often would fail it forever.
 _MAX_FAILURES = 6
@@ -25,8 +25,14 @@ class Tries:
         self._busy_s = 0.0
 
     def fail(self, server: Server, error: ServerError) -> None:
-        """Raises EngineError when the request has failed too often; being busy is no failure."""
+        """Raises EngineError when the request has failed too often.
+
+        Being busy is no failure of the request, nor is a server that cannot be reached: the keeper
+        takes it out, and with the last of them the request begins to wait.
+        """
         self.failed_on.add(server)
+        if isinstance(error, ServerUnreachableError):
+            return
         if isinstance(error, ServerBusyError):
             self._busy_s = max(self._busy_s, min(error.retry_after_s, _MAX_BUSY_S))
             return

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Self
 
 import uvicorn
+import yaml
 from served_model import ServedModel
 from starlette.applications import Starlette
 
@@ -62,14 +65,19 @@ class LiveServer:
                 connection.transport.abort()
 
 
-def serve_process(app_of: Callable[[ServedModel], Starlette]) -> None:
+def serve_process(app_of: Callable[[ServedModel, str | None], Starlette]) -> None:
+    """With the key of vLLM's variable, or of SGLang's file of options."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model-path", "--model", required=True)
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--max-running-requests", type=int, default=16)
     parser.add_argument("--context-length", type=int, default=512)
+    parser.add_argument("--config", type=Path)
     options, _ = parser.parse_known_args()
+    api_key = os.environ.get("VLLM_API_KEY")
+    if options.config is not None:
+        api_key = yaml.safe_load(options.config.read_text())["api-key"]
 
     async def serve() -> None:
         model = ServedModel(
@@ -78,7 +86,7 @@ def serve_process(app_of: Callable[[ServedModel], Starlette]) -> None:
             max_seq_len=options.context_length,
         )
         config = uvicorn.Config(
-            app_of(model), host=options.host, port=options.port, log_level="warning"
+            app_of(model, api_key), host=options.host, port=options.port, log_level="warning"
         )
         await uvicorn.Server(config).serve()
 

@@ -19,8 +19,9 @@ from transformers import LlamaForCausalLM
 
 from agent_rl.engine.base import NamedTensor, WeightUpdate
 from agent_rl.engine.broadcast import Broadcaster
+from agent_rl.engine.command import ServerCommand
 from agent_rl.engine.http import ServerConnection
-from agent_rl.engine.launch import LaunchedServers, ServerCommand
+from agent_rl.engine.launch import LaunchedServers
 from agent_rl.engine.loading import load_model
 from agent_rl.engine.remote import RemoteEngine
 from agent_rl.engine.server import Server
@@ -86,8 +87,10 @@ async def test_broadcasts_under_load_and_after_a_death(
 ) -> None:
     """Two servers, then one; requests go on through all of it."""
     command = ServerCommand.of(kind, (sys.executable, str(HERE / f"{kind}_server.py")))
-    servers = LaunchedServers(command, str(served_folder), [{}, {}], log_dir=tmp_path)
-    await asyncio.to_thread(servers.wait_ready, 120.0)
+    servers = LaunchedServers(
+        command, str(served_folder), [{}, {}], log_dir=tmp_path, max_restarts=0
+    )
+    await asyncio.to_thread(servers.wait_ready)
     engine = await asyncio.to_thread(
         lambda: RemoteEngine(APIS[kind], servers.addresses, health_interval_s=0.1, launched=servers)
     )

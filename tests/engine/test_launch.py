@@ -15,7 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from agent_rl.engine.launch import LaunchedServers, ServerCommand, gpu_envs
+from agent_rl.engine.command import ServerCommand
+from agent_rl.engine.launch import LaunchedServers, gpu_envs
 from agent_rl.errors import EngineError
 
 SERVER = """
@@ -68,7 +69,8 @@ time.sleep(0 if "--ends" in sys.argv else 1000)
 TRAINER = """
 import sys, time
 from pathlib import Path
-from agent_rl.engine.launch import LaunchedServers, ServerCommand
+from agent_rl.engine.command import ServerCommand
+from agent_rl.engine.launch import LaunchedServers
 command = ServerCommand.of("sglang", (sys.executable, sys.argv[1]))
 LaunchedServers(command, sys.argv[2], [{}], log_dir=Path(sys.argv[3]), grace_s=0.2)
 time.sleep(1000)
@@ -113,7 +115,7 @@ def is_alive(pid: int) -> bool:
 def test_servers_are_ready_logged_and_stopped(command: ServerCommand, tmp_path: Path) -> None:
     envs = gpu_envs(2, 1, 4)
     with LaunchedServers(command, "m", envs, log_dir=tmp_path / "logs") as servers:
-        servers.wait_ready(60.0)
+        servers.wait_ready()
         pids = [int(httpx.get(f"{address}/").text) for address in servers.addresses]
         assert len(set(pids)) == len(set(servers.addresses)) == 2
     assert not any(map(is_alive, pids))
@@ -125,13 +127,13 @@ def test_servers_are_ready_logged_and_stopped(command: ServerCommand, tmp_path: 
 def test_a_server_that_ends_shows_its_log(command: ServerCommand, tmp_path: Path) -> None:
     servers = LaunchedServers(command, "broken", [{}], log_dir=tmp_path)
     with pytest.raises(EngineError, match=r"ended with code 1; (?s:.*)\nno such model$"):
-        servers.wait_ready(60.0)
+        servers.wait_ready()
 
 
 def test_a_server_that_is_too_slow_is_stopped(command: ServerCommand, tmp_path: Path) -> None:
-    servers = LaunchedServers(command, "slow", [{}], log_dir=tmp_path)
+    servers = LaunchedServers(command, "slow", [{}], log_dir=tmp_path, ready_timeout_s=0.1)
     with pytest.raises(EngineError, match=r"was not ready after 0\.1 s"):
-        servers.wait_ready(0.1)
+        servers.wait_ready()
     with pytest.raises(httpx.ConnectError):
         httpx.get(servers.addresses[0])
 
@@ -153,7 +155,7 @@ def test_a_warden_that_is_killed_takes_its_server_along(
     command: ServerCommand, tmp_path: Path
 ) -> None:
     with LaunchedServers(command, "m", [{}], log_dir=tmp_path) as servers:
-        servers.wait_ready(60.0)
+        servers.wait_ready()
         with httpx.stream("GET", f"{servers.addresses[0]}/endless") as answer:
             assert answer.status_code == 200
             os.kill(servers.pids[0], signal.SIGKILL)
@@ -172,7 +174,7 @@ def test_a_server_that_ends_takes_its_workers_along(
         with pipe.open() as alive:
             assert len(alive.read().splitlines()) == 3
         with pytest.raises(EngineError, match="ended with code 0"):
-            servers.wait_ready(60.0)
+            servers.wait_ready()
 
 
 def test_an_answer_on_the_port_of_a_server_that_ended_is_not_its_own(
@@ -182,7 +184,7 @@ def test_an_answer_on_the_port_of_a_server_that_ended_is_not_its_own(
     os.waitid(os.P_PID, servers.pids[0], os.WEXITED | os.WNOWAIT)
     port = int(servers.addresses[0].rpartition(":")[2])
     with other_server(port), pytest.raises(EngineError, match="ended with code 1"):
-        servers.wait_ready(60.0)
+        servers.wait_ready()
 
 
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:
@@ -192,11 +194,11 @@ def test_a_program_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_command_lines() -> None:
-    assert ServerCommand.of("sglang", ("sgl",)).line("m", 5, "k") == [
+    assert ServerCommand.of("sglang", ("sgl",)).line("m", 5, Path("k.yaml")) == [
         *("sgl", "--model-path", "m", "--host", "127.0.0.1", "--port", "5"),
-        *("--grammar-backend", "llguidance", "--api-key", "k"),
+        *("--grammar-backend", "llguidance", "--config", "k.yaml"),
     ]
-    assert ServerCommand.of("vllm", ("v",)).line("m", 5, None)[-4:] == [
+    assert ServerCommand.of("vllm", ("v",)).line("m", 5)[-4:] == [
         *("--logprobs-mode", "processed_logprobs"),
         *("--structured-outputs-config.backend", "guidance"),
     ]

@@ -7,7 +7,7 @@ import pytest
 from agent_rl.engine.http import ServerConnection
 from agent_rl.engine.server import Server
 from agent_rl.engine.tries import Tries
-from agent_rl.errors import EngineError, ServerBusyError, ServerError
+from agent_rl.errors import EngineError, ServerBusyError, ServerError, ServerUnreachableError
 
 
 def servers(count: int) -> list[Server]:
@@ -32,11 +32,12 @@ def test_another_server_is_tried_at_once_then_there_are_pauses_that_grow() -> No
     assert tries.next_pause_s([a]) == 0.05
 
 
-def test_a_request_fails_after_six_failures_and_never_of_waiting() -> None:
+def test_a_request_fails_after_six_failures_and_neither_of_waiting_nor_of_deaths() -> None:
     [only] = servers(1)
     tries = Tries()
     for _ in range(20):
         tries.fail(only, ServerBusyError("busy"))
+        tries.fail(only, ServerUnreachableError("no connection"))
     for _ in range(5):
         tries.fail(only, ServerError("broken"))
     with pytest.raises(EngineError, match="failed 6 times, the last: broken"):

@@ -289,10 +289,10 @@ async def health(model: ServedModel, request: Request, body: dict[str, Any]) -> 
 
 
 def vllm_app(model: ServedModel, api_key: str | None = None) -> Starlette:
-    def served(handler: Handler) -> Callable[..., Any]:
+    def served(handler: Handler, is_open: bool = False) -> Callable[..., Any]:
         async def endpoint(request: Request) -> Response:
             given = request.headers.get("authorization", "")
-            if api_key is not None and given != f"Bearer {api_key}":
+            if api_key is not None and not is_open and given != f"Bearer {api_key}":
                 return JSONResponse({"error": "Unauthorized"}, status_code=401)
             if model.is_dead:
                 return dead()
@@ -321,7 +321,7 @@ def vllm_app(model: ServedModel, api_key: str | None = None) -> Starlette:
         Route("/weight_info", served(weight_info)),
         Route("/server_info", served(server_info)),
         Route("/get_world_size", served(world_size)),
-        Route("/health", served(health)),
+        Route("/health", served(health, is_open=True)),
     ]
     app = Starlette(routes=routes)
     app.state.model = model
