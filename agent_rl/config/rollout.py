@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from agent_rl.config.section import ChatSection, Fsync, Section, TimeoutS
+from agent_rl.config.section import ChatSection, Fsync, LimitS, Section, TimeoutS
 from agent_rl.types import ExportStyle
 
 
@@ -14,8 +14,11 @@ class RayConfig(Section):
     """rollout.agent.ray: for mode ray."""
 
     address: str | None = Field(
-        None, description="of a running Ray cluster, or auto; null: a new one on this machine"
+        None,
+        description="of a running Ray cluster, or auto; null: the one that this process belongs "
+        "to, else a new one on this machine",
     )
+    connect_timeout_s: LimitS = Field(120.0, description="how long Ray may take to be ready")
     num_actors: int = Field(4, ge=1, description="episodes at a time, each in an actor")
     cpus_per_actor: float = Field(
         1.0, ge=0, description="that a running cluster (address) sets aside for each"

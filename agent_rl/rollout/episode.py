@@ -21,6 +21,7 @@ from agent_rl import workflow_context
 from agent_rl.config import BudgetConfig
 from agent_rl.engine.base import InferenceEngine
 from agent_rl.errors import (
+    AgentHostError,
     AgentRLError,
     BudgetSpentError,
     EngineError,
@@ -183,7 +184,7 @@ def failure_kind(error: AgentRLError) -> str:
         return "timeout"
     if isinstance(error, EpisodeError):
         return error.boundary
-    return "engine" if isinstance(error, EngineError) else "client"
+    return "engine" if isinstance(error, (EngineError, AgentHostError)) else "client"
 
 
 def as_episode(returned: object) -> Episode | None:

@@ -2,46 +2,29 @@
 
 An actor runs one episode at a time and reaches the model at the episode's own address, over TCP.
 Order and outcome are JSON text; what happens in between is ray_worker.py's. An actor that dies
-fails its episode and is replaced; so is one whose episode is cancelled or runs too long. Ray is of
-the process: the first pool initialises it, no pool shuts it down.
+fails its episode and is replaced; so is one whose episode is cancelled or runs too long. That one
+cannot be started is no agent's fault. Which cluster they are in is ray_cluster.py's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from agent_rl.client.areal_openai import ArealOpenAI
 from agent_rl.config import RayConfig
-from agent_rl.errors import EpisodeError, MissingDependencyError
-from agent_rl.loop_thread import LoopThread
+from agent_rl.errors import EpisodeError
 from agent_rl.rollout.clock import place_in, standing_still
 from agent_rl.rollout.doors import Doors
 from agent_rl.rollout.order import AgentSource, Order, returned
+from agent_rl.rollout.ray_cluster import connect, connected, first_line, ray_thread, require_ray
 from agent_rl.types import JsonObject
 
 _START_TIMEOUT_S = 300.0
-_opening = threading.Lock()
-_opened: LoopThread | None = None
-
-
-def _ray_thread() -> LoopThread:
-    """Where all pools initialise Ray and create actors, one after the other.
-
-    It never ends: the kernel kills the servers that Ray starts when the thread that started them
-    ends, as those do that ``asyncio.to_thread`` uses, with their event loop.
-    """
-    global _opened
-    with _opening:
-        if _opened is None:
-            _opened = LoopThread("ray")
-        return _opened
 
 
 class RayPool:
@@ -65,19 +48,19 @@ class RayPool:
             try:
                 yield actor
             except BaseException:
-                _ray().kill(actor)
+                require_ray().kill(actor)
                 raise
             self._idle.append(actor)
 
     def close(self) -> None:
         """When no episode runs any more."""
-        while self._idle and _ray().is_initialized():
-            _ray().kill(self._idle.pop())
+        while self._idle and require_ray().is_initialized():
+            require_ray().kill(self._idle.pop())
 
     async def _take(self) -> Any:
         while self._idle:
             actor = self._idle.pop()
-            with suppress(_ray().exceptions.RayError):  # it died while it had nothing to do
+            with suppress(require_ray().exceptions.RayError):  # it died while it had nothing to do
                 await actor.ready.remote()
                 return actor
         return await self._new_actor()
@@ -87,26 +70,29 @@ class RayPool:
 
         Raises:
             EpisodeError: it cannot be started.
+            AgentHostError: Ray was shut down, and cannot be reached again.
         """
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
-                actor = await _ray_thread().run(self._create())
+                actor = await ray_thread().run(self._create())
                 await actor.ready.remote()
         except TimeoutError as error:
             raise EpisodeError(
-                f"Ray started no actor in {_START_TIMEOUT_S:g} s; is there a cluster at "
-                f"rollout.agent.ray.address={self.config.address}, with room for "
-                f"rollout.agent.ray.cpus_per_actor={self.config.cpus_per_actor:g}?"
+                f"Ray started no actor in {_START_TIMEOUT_S:g} s; has the cluster at "
+                f"rollout.agent.ray.address={self.config.address} room for "
+                f"rollout.agent.ray.cpus_per_actor={self.config.cpus_per_actor:g}?",
+                boundary="engine",
             ) from error
-        except _ray().exceptions.RayError as error:
-            raise EpisodeError(f"a Ray actor did not start: {_first_line(error)}") from error
+        except require_ray().exceptions.RayError as error:
+            raise EpisodeError(
+                f"a Ray actor did not start: {first_line(error)}", boundary="engine"
+            ) from error
         return actor
 
     async def _create(self) -> Any:
         """An actor whose process may still be starting; Ray ends it if nobody waits for it."""
-        ray = _ray()
-        if not ray.is_initialized():
-            _initialise(ray, self.config.address)
+        await connected(self.config)
+        ray = require_ray()
         from agent_rl.rollout.ray_worker import EpisodeActor
 
         num_cpus = self.config.cpus_per_actor if self.config.address else 0
@@ -115,13 +101,16 @@ class RayPool:
 
 
 class RayAgent:
-    """
+    """Connects this process to the cluster, before any episode.
+
     Raises:
         MissingDependencyError: Ray is not installed.
+        AgentHostError: the cluster cannot be reached.
     """
 
     def __init__(self, agent: AgentSource, doors: Doors, pool: RayPool) -> None:
-        _ray()
+        require_ray()
+        connect(pool.config)
         self._agent = agent
         self._doors = doors
         self._pool = pool
@@ -142,37 +131,8 @@ class RayAgent:
     async def _outcome(self, actor: Any, order: Order) -> JsonObject:
         try:
             text = await actor.run.remote(json.dumps(order.encode()))
-        except _ray().exceptions.RayError as error:
-            why = _first_line(error)
+        except require_ray().exceptions.RayError as error:
+            why = first_line(error)
             raise EpisodeError(f"the Ray actor of {self._agent.name} died: {why}") from error
         outcome: JsonObject = json.loads(text)
         return outcome
-
-
-def _initialise(ray: Any, address: str | None) -> None:
-    """
-    Raises:
-        EpisodeError: there is no cluster at the address, or none could be started.
-    """
-    try:
-        ray.init(address=address, include_dashboard=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:  # what ray.init raises itself
-        why = _first_line(error)
-        raise EpisodeError(f"rollout.agent.ray.address={address}: {why}") from error
-
-
-def _first_line(error: Exception) -> str:
-    """What Ray says below it is in the traceback."""
-    return str(error).partition("\n")[0]
-
-
-def _ray() -> Any:
-    # Ray asks home for usage statistics unless told not to, before it is imported.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError as error:
-        raise MissingDependencyError(
-            "rollout.agent.mode=ray needs Ray; run: pip install ray"
-        ) from error
-    return ray

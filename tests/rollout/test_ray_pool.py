@@ -11,6 +11,7 @@ import builtins
 import importlib.util
 import os
 import signal
+import subprocess
 import sys
 import time
 import types
@@ -25,7 +26,7 @@ import torch
 from agent_rl.config import AgentConfig, RayConfig, RolloutConfig
 from agent_rl.engine.local import LocalEngine
 from agent_rl.engine.scripted import ScriptedEngine
-from agent_rl.errors import EpisodeError, MissingDependencyError
+from agent_rl.errors import AgentHostError, EpisodeError, MissingDependencyError
 from agent_rl.gateway.server import Gateway
 from agent_rl.rollout.dataloader import DataLoader
 from agent_rl.rollout.executor import RolloutEngine
@@ -49,9 +50,13 @@ def with_ray(test: Callable[..., None]) -> Callable[..., None]:
 def make(
     open_rollout: Callable[..., RolloutEngine], tokenizer: Any
 ) -> Callable[..., RolloutEngine]:
-    def build(mode: str = "ray", engine: Any = None, **keys: Any) -> RolloutEngine:
+    def build(
+        mode: str = "ray", engine: Any = None, address: str | None = None, **keys: Any
+    ) -> RolloutEngine:
         engine = engine or ScriptedEngine(["four", "five"], tokenizer=tokenizer, repeat=True)
-        agent = AgentConfig(mode=mode, ray=RayConfig(num_actors=2), turn_discount=0.0)
+        agent = AgentConfig(
+            mode=mode, ray=RayConfig(num_actors=2, address=address), turn_discount=0.0
+        )
         return open_rollout(engine, RolloutConfig(agent=agent, **keys), tokenizer=tokenizer)
 
     return build
@@ -251,19 +256,70 @@ def test_engines_follow_one_another(make: Callable[..., RolloutEngine]) -> None:
 
 
 @with_ray
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("auto", r"ray\.address=auto: Could not find any running Ray"),
+        ("nonsense", r"ray\.address=nonsense: Invalid address format"),
+        ("127.0.0.1:9", r"ray\.address=127\.0\.0\.1:9: no Ray cluster can be reached there"),
+    ],
+)
 def test_no_cluster_at_the_address(
-    open_rollout: Callable[..., RolloutEngine], tokenizer: Any
+    make: Callable[..., RolloutEngine], address: str, message: str
 ) -> None:
+    """Said at the start, at once: no episode has failed."""
     import ray
 
     ray.shutdown()
-    agent = AgentConfig(mode="ray", ray=RayConfig(address="auto"))
-    config = RolloutConfig(agent=agent, on_error="raise")
-    rollout = open_rollout(
-        ScriptedEngine(["four"], tokenizer=tokenizer), config, tokenizer=tokenizer
+    rollout = make(address=address)
+    with pytest.raises(AgentHostError, match=message):
+        rollout.submit({"i": 0}, ray_agents.Talker)
+    assert rollout.counts().submitted == 0
+
+
+@with_ray
+def test_an_address_is_honoured_or_refused_by_a_process_that_has_ray(
+    make: Callable[..., RolloutEngine],
+) -> None:
+    import ray
+
+    assert all(make().rollout_batch([{"i": 0}], ray_agents.Talker))
+    present = ray.get_runtime_context().gcs_address
+    for address in ("auto", present, f"localhost:{present.rpartition(':')[2]}"):
+        rollout = make(address=address)
+        assert all(rollout.rollout_batch([{"i": 0}], ray_agents.Talker))
+        rollout.close()  # its actor keeps a CPU from the next one
+    message = rf"ray\.address=10\.9\.8\.7:1, but this process belongs .* at {present}: set"
+    with pytest.raises(AgentHostError, match=message):
+        make(address="10.9.8.7:1").submit({"i": 0}, ray_agents.Talker)
+
+
+MUTE = """
+import socket
+from agent_rl.config import RayConfig
+from agent_rl.errors import AgentHostError
+from agent_rl.rollout.ray_cluster import connect
+
+with socket.create_server(("127.0.0.1", 0)) as server:
+    port = server.getsockname()[1]
+    try:
+        connect(RayConfig(address=f"127.0.0.1:{port}", connect_timeout_s=0.5))
+    except AgentHostError as error:
+        print(str(error).replace(str(port), "PORT"), flush=True)
+import os
+os._exit(0)  # Ray goes on trying
+"""
+
+
+@with_ray
+def test_a_cluster_that_does_not_answer() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-c", MUTE], capture_output=True, text=True, check=True
+    ).stdout
+    assert shown.endswith(
+        "rollout.agent.ray.address=127.0.0.1:PORT: Ray was not ready after "
+        "rollout.agent.ray.connect_timeout_s=0.5 s\n"
     )
-    with pytest.raises(EpisodeError, match=r"ray\.address=auto: Could not find any running Ray"):
-        rollout.rollout_batch([{"i": 0}], ray_agents.Talker)
 
 
 @with_ray
