@@ -58,10 +58,12 @@ async def test_images_of_a_user_and_of_a_tool(eyes: Any, said: dict[str, Any]) -
     asked: Any = [{"role": "user", "content": shown("what is this?", URLS[0])}]
     first = await client.chat.completions.create(model="m", messages=asked, tools=TOOLS)
     (call,) = first.choices[0].message.tool_calls
+    stored = copy.deepcopy(asked)
+    stored[0]["content"][1]["image_url"]["detail"] = None  # as a framework writes it out
     answered = {"role": "assistant", "tool_calls": [call.model_dump()], **said}
     seen = {"role": "tool", "tool_call_id": call.id, "content": shown("here", URLS[1])}
     second = await client.chat.completions.create(
-        model="m", messages=[*asked, answered, seen], tools=TOOLS
+        model="m", messages=[*stored, answered, seen], tools=TOOLS
     )
     assert [request.image_data for request in engine.requests] == [URLS[:1], URLS]
     texts = [eyes.decode(request.input_ids) for request in engine.requests]
