@@ -21,7 +21,7 @@ from agent_rl.config import PPOConfig, load_config
 from agent_rl.engine.loading import load_tokenizer
 from agent_rl.engine.local import LocalEngine
 from agent_rl.errors import ConfigError
-from agent_rl.gateway.server import Gateway
+from agent_rl.gateway.server import Gateway, check_address
 from agent_rl.online.service import OnlineService
 from agent_rl.train import setup
 from agent_rl.train.interrupt import Interrupts
@@ -93,11 +93,12 @@ def _refuse_what_only_learning_reads(overrides: Sequence[str]) -> None:
 
 
 def serve(config: PPOConfig, console: Console | None = None) -> None:
-    """Serve until Ctrl-C, SIGTERM or SIGHUP, or until all steps are done; calls that run may finish.
+    """Serve until Ctrl-C, SIGTERM, SIGHUP, or until all steps are done; calls that run may finish.
 
     The weights learnt are kept at the end.
     """
     console = console or Console()
+    check_address(config.gateway)
     _say(console, f"loading {setup.model_path(config)}")
     with Interrupts():
         if config.rollout.agent.mode == "online":
@@ -121,7 +122,7 @@ def _serve_only(config: PPOConfig, console: Console) -> None:
     try:
         with gateway.run_in_thread():
             keep_heap()
-            _announce(console, gateway)
+            announce(console, gateway)
             with _live_line(console, lambda: Text(gateway_line(gateway))):
                 threading.Event().wait()
     finally:
@@ -133,7 +134,7 @@ def _serve_and_learn(config: PPOConfig, console: Console) -> None:
         source = trainer.source
         assert source is not None, "mode=online makes a source"
         keep_heap()
-        _announce(console, source.gateway)
+        announce(console, source.gateway)
         _say(
             console,
             f"learning from conversations: {config.online.method}, "
@@ -188,11 +189,13 @@ def status_line(service: OnlineService, report: StepReport | None) -> str:
     )
 
 
-def _announce(console: Console, gateway: Gateway) -> None:
+def announce(console: Console, gateway: Gateway) -> None:
+    """Keys that somebody chose are not shown: what is printed ends up in logs."""
+    config = gateway.config
     lines = (
         f"serving at  {gateway.base_url}",
-        f"api key     {gateway.api_key}",
-        f"admin key   {gateway.admin_key}",
+        f"api key     {gateway.api_key if config.api_key is None else '(gateway.api_key)'}",
+        f"admin key   {gateway.admin_key if config.admin_key is None else '(gateway.admin_key)'}",
         "name each conversation in the header X-Session-Id; Ctrl-C stops",
     )
     for line in lines:

@@ -10,18 +10,21 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
+from rich.console import Console
 from transformers import AutoTokenizer
 
 from agent_rl import ScriptedEngine, small_model
+from agent_rl.config import GatewayConfig
 from agent_rl.errors import ConfigError, ModelLoadError
 from agent_rl.gateway.server import Gateway
 from agent_rl.record.journal import Journal
-from agent_rl.serve import gateway_line, keep_heap, serve, serve_config
+from agent_rl.serve import announce, gateway_line, keep_heap, serve, serve_config
 
 COMMAND = [sys.executable, "-m", "agent_rl.cli", "serve", "--port", "0"]
 
@@ -226,3 +229,15 @@ def test_what_is_loaded_is_not_looked_at_by_every_collection() -> None:
         assert len(gc.get_objects()) < 10_000
     finally:
         gc.unfreeze()
+
+
+def test_keys_that_somebody_chose_are_not_printed() -> None:
+    """What is printed ends up in logs."""
+    tokenizer = AutoTokenizer.from_pretrained(small_model())
+    engine = ScriptedEngine([], tokenizer=tokenizer)
+    for config in (GatewayConfig(api_key="chosen-one"), GatewayConfig(admin_key="chosen-two")):
+        out = StringIO()
+        with Gateway(engine, tokenizer, config).run_in_thread() as gateway:
+            announce(Console(file=out), gateway)
+        shown = [key for key in (gateway.api_key, gateway.admin_key) if key in out.getvalue()]
+        assert len(shown) == 1 and "chosen" not in shown[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
@@ -13,6 +14,16 @@ def _header_safe(key: str) -> str:
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise ValueError("a key must be printable ASCII without spaces")
     return key
+
+
+def _proxy_url(url: str) -> str:
+    parts = urlsplit(url)
+    is_plain = not (parts.query or parts.fragment or parts.username)
+    if parts.scheme not in ("http", "https") or not parts.hostname or not is_plain:
+        raise ValueError("must be like https://example.org or https://example.org/llm")
+    if parts.path.rstrip("/").endswith("/v1"):
+        raise ValueError("goes without the /v1 that endpoints begin with")
+    return url.rstrip("/")
 
 
 Key = Annotated[str, Field(min_length=1), AfterValidator(_header_safe)]
@@ -27,6 +38,9 @@ class GatewayConfig(ChatSection):
         "127.0.0.1", description="address to listen on; others than loopback need a key"
     )
     port: int = Field(0, ge=0, le=65535, description="0: any free port")
+    public_url: Annotated[str, AfterValidator(_proxy_url)] | None = Field(
+        None, description="as clients reach it, such as https://host/llm behind a proxy; null: host"
+    )
     admin_key: Key | None = Field(
         None, repr=False, description="opens and exports sessions; null: a random one"
     )
@@ -73,3 +87,8 @@ class GatewayConfig(ChatSection):
     shutdown_timeout_s: LimitS = Field(
         5.0, description="how long close() waits for the calls that run"
     )
+
+    @property
+    def url_prefix(self) -> str:
+        """``/llm`` where ``public_url`` is https://host/llm: a proxy may leave it in the path."""
+        return urlsplit(self.public_url or "").path

@@ -48,7 +48,7 @@ class GatewayApp:
         path, endpoint = "", "other"
         self._counters.num_running += 1
         try:
-            head = read_head(scope)
+            head = read_head(scope, self._config.url_prefix)
             path, endpoint = head.path, _endpoint(head)
             status = await self._serve(head, channel)
         except AgentRLError as error:

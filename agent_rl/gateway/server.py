@@ -92,7 +92,7 @@ class Gateway:
             self.config,
             engine,
             CallServer(self.config, access, self._sessions, self._log, listener),
-            Lifecycle(access, self._sessions, self._log, self._url_of, listener),
+            Lifecycle(access, self._sessions, self._log, self._public_url_of, listener),
             self._sessions,
             self._counters,
         )
@@ -103,7 +103,7 @@ class Gateway:
     @property
     def base_url(self) -> str:
         """Of the OpenAI endpoints: ``http://127.0.0.1:8000/v1``. Raises before ``start``."""
-        return f"{self._root_url}/v1"
+        return f"{self._public_root}/v1"
 
     @property
     def num_sessions(self) -> int:
@@ -125,6 +125,11 @@ class Gateway:
             raise RuntimeError("the gateway has no address yet: await gateway.start() first")
         host, port = self._socket.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    @property
+    def _public_root(self) -> str:
+        """As those find it who do not run on this machine."""
+        return self.config.public_url or self._root_url
 
     def attach(self, session: Session) -> Door:
         """Serve an existing session, such as a client's own, until ``detach``."""
@@ -220,6 +225,9 @@ class Gateway:
     def _url_of(self, live: LiveSession) -> str:
         return f"{self._root_url}/s/{live.session_id}/v1"
 
+    def _public_url_of(self, live: LiveSession) -> str:
+        return f"{self._public_root}/s/{live.session_id}/v1"
+
     def _new_session(self) -> Session:
         config = self.config
         return Session(
@@ -245,6 +253,16 @@ class Gateway:
             self._sessions.expire()
 
 
+def check_address(config: GatewayConfig) -> None:
+    """Whether a gateway could listen there now: known before a model is loaded for minutes.
+
+    Raises:
+        ConfigError: the address needs a key, or cannot be bound.
+    """
+    _check_exposure(config)
+    _bind(config.host, config.port).close()
+
+
 def _check_exposure(config: GatewayConfig) -> None:
     """Only a key that somebody chose may guard an address that others can reach."""
     has_key = config.admin_key or config.api_key or config.user_keys
@@ -267,4 +285,8 @@ def _bind(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        raise ConfigError(f"gateway cannot listen on {host}:{port}: {error}") from error
+        reason = (error.strerror or str(error)).partition(" (while")[0]
+        raise ConfigError(
+            f"gateway cannot listen on {host}:{port}: {reason}; choose another gateway.port "
+            "(--port) or gateway.host, or end what listens there"
+        ) from error

@@ -201,7 +201,9 @@ class Sessions:
         if hashed in self._gone or (live is not None and live.end_reason is not None):
             raise RefusedError(410, "the session of this key has ended", code="session_ended")
         if live is None:
-            raise RefusedError(401, "this key belongs to no session", code="invalid_api_key")
+            raise RefusedError(
+                401, "this key is neither the gateway's nor of a session", code="invalid_api_key"
+            )
         return live
 
     def of_id(self, session_id: str) -> LiveSession:

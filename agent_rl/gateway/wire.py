@@ -62,12 +62,22 @@ class Head:
         return self.header(b"x-api-key") or None
 
 
-def read_head(scope: Scope) -> Head:
-    """Raises RefusedError (400): the URL's session id is none, a key or mark was sent twice."""
+def read_head(scope: Scope, prefix: str = "") -> Head:
+    """
+    Args:
+        prefix: of the path, beside that of an application that mounts this one.
+
+    Raises:
+        RefusedError: 400, the URL's session id is none, or a key or mark was sent twice.
+    """
     headers = dict(scope["headers"])
     if len(headers) < len(scope["headers"]):
         _refuse_twice([name for name, _ in scope["headers"]])
-    path: str = scope["path"].lstrip("/")
+    path: str = scope["path"]
+    for mounted_at in (scope.get("root_path", ""), prefix):
+        if mounted_at and path.startswith(f"{mounted_at}/"):
+            path = path[len(mounted_at) :]
+    path = path.lstrip("/")
     session_id = None
     if path.startswith("s/"):
         _, session_id, path = (*path.split("/", 2), "")[:3]
@@ -113,7 +123,14 @@ class Channel:
         self._config = config
 
     async def body(self, head: Head) -> bytes:
-        """Raises RefusedError: 413 for too many bytes, 408 for too slow ones."""
+        """Raises RefusedError: 413 for too many bytes, 408 for too slow ones, 415 if packed."""
+        encoding = head.header(b"content-encoding") or "identity"
+        if encoding.lower() != "identity":
+            raise RefusedError(
+                415,
+                f"the body has Content-Encoding: {encoding[:40]}; send it without one",
+                code="unsupported_encoding",
+            )
         max_bytes, timeout_s = self._config.max_body_bytes, self._config.read_timeout_s
         announced = head.headers.get(b"content-length", b"0")
         parts = []

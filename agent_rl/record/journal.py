@@ -163,8 +163,8 @@ def _lock(path: Path) -> IO[str]:
     except BlockingIOError:
         file.close()
         raise JournalError(
-            f"another writer has the journal {path}; end that run, or give this one another "
-            "experiment_name or trial_name"
+            f"another writer has the journal {path}; end that process, or give this one another "
+            "file, experiment_name or trial_name"
         ) from None
     return file
 
