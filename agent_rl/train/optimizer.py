@@ -133,6 +133,7 @@ class Optimizer:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """After the weights themselves were loaded; their dtype may be another than it was."""
         saved = state["masters"]
         if len(saved) != len(self._masters):
             raise CheckpointError(
@@ -146,9 +147,11 @@ class Optimizer:
         for group, own in zip(self._adamw.param_groups, options, strict=True):
             group.update(own)  # the config of today, not that of the saved run
         self._num_updates = state["num_updates"]
-        for master, values in zip(self._masters, saved, strict=True):
+        for parameter, master, values in zip(self._parameters, self._masters, saved, strict=True):
             if values is not None:
                 master.copy_(values)
+            elif master is not parameter:  # the saved run had no masters: its weights were float32
+                master.copy_(parameter)
         self._set_lr()
 
     def _set_lr(self) -> None:

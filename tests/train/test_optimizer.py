@@ -129,3 +129,16 @@ def test_a_restarted_run_takes_its_options_from_its_own_config() -> None:
         after.step()
     assert float(matrix.detach()) == pytest.approx(0.95**2)
     assert float(after.state_dict()["adamw"]["state"][0]["step"]) == 3.0
+
+
+def test_masters_of_a_run_that_had_none_are_its_weights() -> None:
+    """float32 before and bfloat16 now: the first step starts from 2, not from where it began."""
+    before = Optimizer([Parameter(torch.full((1, 1), 2.0))], OptimizerConfig(), total_steps=10)
+    weight = Parameter(torch.ones(1, 1, dtype=torch.bfloat16))
+    after = Optimizer([weight], OptimizerConfig(lr=0.0), total_steps=10)
+    weight.data.fill_(2.0)  # the model is loaded before its optimizer
+    after.load_state_dict(before.state_dict())
+    weight.grad = torch.ones(1, 1, dtype=torch.bfloat16)
+    after.collect()
+    after.step()
+    assert weight.item() == 2.0
