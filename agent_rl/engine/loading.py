@@ -81,6 +81,18 @@ def _at_hand(path: str | Path) -> str | Path:
     return path
 
 
+def end_ids(model: Any, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
+    """End-of-turn ids of generation config and tokenizer; either may name one, several or none."""
+    found: set[int] = set()
+    named = (
+        getattr(getattr(model, "generation_config", None), "eos_token_id", None),
+        getattr(model.config, "eos_token_id", None),
+    )
+    for ids in (*named, tokenizer.eos_token_id if tokenizer is not None else None):
+        found |= {ids} if isinstance(ids, int) else set(ids or ())
+    return tuple(sorted(found))
+
+
 def inference_view(model: PreTrainedModel) -> PreTrainedModel:
     """A second module tree over the same parameters and buffers.
 

@@ -25,6 +25,7 @@ from agent_rl.engine.decode_thread import DecodeThread
 from agent_rl.engine.decoder import Decoder, EngineCounters
 from agent_rl.engine.loading import (
     check_attention,
+    end_ids,
     inference_view,
     load_model,
     load_tokenizer,
@@ -100,7 +101,7 @@ class LocalEngine:
         self.model = model
         self._tokenizer = tokenizer
         self._vocab_size = model.get_input_embeddings().weight.shape[0]
-        self._end_ids = _end_ids(model, tokenizer)
+        self._end_ids = end_ids(model, tokenizer)
         check_attention(model, self.max_seq_len)
         tokenizer = copy.deepcopy(tokenizer)  # a fast tokenizer must not be shared by threads
         if tokenizer is None:
@@ -269,18 +270,6 @@ class LocalEngine:
                 f"{param} holds {wrong}; token ids of this model are 0 to {self._vocab_size - 1}",
                 param=param,
             )
-
-
-def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
-    """End-of-turn ids of generation config and tokenizer; either may name one, several or none."""
-    found: set[int] = set()
-    named = (
-        getattr(model.generation_config, "eos_token_id", None),
-        getattr(model.config, "eos_token_id", None),
-    )
-    for ids in (*named, tokenizer.eos_token_id if tokenizer is not None else None):
-        found |= {ids} if isinstance(ids, int) else set(ids or ())
-    return tuple(sorted(found))
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:

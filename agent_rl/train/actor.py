@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from agent_rl.config import ActorConfig
+from agent_rl.engine import loading
 from agent_rl.errors import WorkflowContractError
 from agent_rl.stats import tracker as stats_tracker
 from agent_rl.train import advantage, correction, lora, metrics
 from agent_rl.train.batch import Batch, MicroBatch, micro_batches, minibatches
-from agent_rl.train.critic import Critic, record_values
+from agent_rl.train.critic import Critic, load_critic, record_values
 from agent_rl.train.estimator import AdvantageEstimator, Values
 from agent_rl.train.forward import (
     check_ids,
@@ -63,6 +64,7 @@ class Actor:
     ``total_steps`` is the number of updates of the run (for the schedule); ``temperature`` the one
     that log-probs of batches without ``temperatures`` are stated under. A ``reference`` is asked
     where the config has KL terms; a ``critic`` gives the values of GAE and learns beside the actor.
+    ``end_ids`` end a completion by choice (None: those that the model names).
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Actor:
         reference: Reference | None = None,
         critic: Critic | None = None,
         team: Team | None = None,
+        end_ids: Sequence[int] | None = None,
     ) -> None:
         self.model = model
         self.config = config
@@ -86,6 +89,7 @@ class Actor:
             raise ValueError("actor.kl_ctl and actor.kl_loss_coef need a reference")
         self._reference = reference
         self.estimator = AdvantageEstimator(config)
+        self._end_ids = loading.end_ids(model, None) if end_ids is None else end_ids
         self._device = model.device
         self._dtype = torch.promote_types(model.dtype, torch.float32)
         model.eval()
@@ -110,7 +114,7 @@ class Actor:
         """
         config = self.config
         check_ids(self.model, batch)
-        is_truncated = batch.truncated(_end_ids(self.model))
+        is_truncated = batch.truncated(self._end_ids)
         batch = self._trainable(batch, is_truncated)
         reference, values = self._reference_logprobs(batch), self._values(batch)
         self._optimizer.clear()
@@ -166,24 +170,23 @@ class Actor:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything an exact continuation needs; of a model with adapters, only these."""
-        is_whole = not lora.has_adapters(self.model)
         return {
-            "model": self.model.state_dict() if is_whole else lora.adapter_state_dict(self.model),
+            "model": lora.trained_state_dict(self.model),
             "optimizer": self._optimizer.state_dict(),
             "estimator": self.estimator.state_dict(),
             "critic": None if self.critic is None else self.critic.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """In place: an engine that shares the parameters sees the loaded ones."""
-        if lora.has_adapters(self.model):
-            lora.load_adapter_state_dict(self.model, state["model"])
-        else:
-            self.model.load_state_dict(state["model"])
+        """In place: an engine that shares the parameters sees the loaded ones.
+
+        Raises:
+            CheckpointError: it is that of an actor with other adapters or another critic.
+        """
+        lora.load_trained_state_dict(self.model, state["model"])
+        load_critic(self.critic, state["critic"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.estimator.load_state_dict(state["estimator"])
-        if self.critic is not None:
-            self.critic.load_state_dict(state["critic"])
 
     def _trainable(self, batch: Batch, is_truncated: Tensor) -> Batch:
         """Only the tokens and the teachers that the config trains on."""
@@ -382,14 +385,3 @@ class Actor:
         steps = minibatches(batch, self.config.ppo_n_minibatches)
         own = [row for rows in steps for row in self._team.own_rows(batch, rows)]
         return batch.is_in(own).to(self._device)
-
-
-def _end_ids(model: Any) -> tuple[int, ...]:
-    """Tokens that end a completion by the model's choice."""
-    generation = getattr(model, "generation_config", None)
-    ends = getattr(generation, "eos_token_id", None)
-    if ends is None:
-        ends = model.config.eos_token_id
-    if ends is None:
-        return ()
-    return tuple(ends) if isinstance(ends, list | tuple) else (ends,)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from agent_rl.config import CriticConfig
+from agent_rl.errors import CheckpointError
 from agent_rl.stats import tracker as stats_tracker
 from agent_rl.train import loss
 from agent_rl.train.batch import Batch, MicroBatch, micro_batches, minibatches
@@ -167,6 +168,19 @@ class Critic:
             if not step.is_successful:
                 logger.warning("the critic's gradient is not finite; this step is skipped")
         return step
+
+
+def load_critic(critic: Critic | None, state: dict[str, Any] | None) -> None:
+    """
+    Raises:
+        CheckpointError: the state has no critic and there is one, or it is of another kind.
+    """
+    saved = "absent" if state is None else "separate" if "trunk" in state else "shared"
+    own = "absent" if critic is None else critic.config.trunk
+    if saved != own:
+        raise CheckpointError(f"its critic is {saved}, that of the config is {own}")
+    if critic is not None and state is not None:
+        critic.load_state_dict(state)
 
 
 def record_values(batch: Batch, values: Values, returns: Tensor) -> None:

@@ -11,15 +11,17 @@ from agent_rl.config import StepsConfig
 class Frequency:
     """Asked once after every step. All limits null: never due."""
 
-    def __init__(self, config: StepsConfig) -> None:
+    def __init__(self, config: StepsConfig, *, steps_per_epoch: int) -> None:
         self._config = config
+        self._steps_per_epoch = steps_per_epoch
         self._steps = 0
         self._epochs = 0
         self._last_s = time.monotonic()
 
-    def is_due(self, *, is_epoch_end: bool) -> bool:
+    def is_due(self, num_steps: int) -> bool:
+        """After the run's first ``num_steps`` steps."""
         self._steps += 1
-        self._epochs += is_epoch_end
+        self._epochs += num_steps % self._steps_per_epoch == 0
         now_s = time.monotonic()
         limits = (
             (self._config.freq_steps, self._steps),

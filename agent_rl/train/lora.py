@@ -98,18 +98,28 @@ def adapter_state_dict(model: Any) -> dict[str, Tensor]:
     return {name: value for name, value in model.state_dict().items() if "lora_" in name}
 
 
-def load_adapter_state_dict(model: Any, state: dict[str, Tensor]) -> None:
+def trained_state_dict(model: Any) -> dict[str, Tensor]:
+    """All weights; of a model with adapters only these."""
+    return adapter_state_dict(model) if has_adapters(model) else model.state_dict()
+
+
+def load_trained_state_dict(model: Any, state: dict[str, Tensor]) -> None:
     """In place.
 
     Raises:
-        CheckpointError: the adapters are of other layers.
+        CheckpointError: the state has adapters and the model none, or the other way round, or they
+            are of other layers or of another rank.
     """
-    if state.keys() != adapter_state_dict(model).keys():
+    saved, own = (
+        {name: tuple(value.shape) for name, value in tensors.items() if "lora_" in name}
+        for tensors in (state, trained_state_dict(model))
+    )
+    if saved != own:
         raise CheckpointError(
-            f"the state has {len(state)} adapter weights and the model "
-            f"{len(adapter_state_dict(model))}, or of other layers: actor.lora has changed"
+            f"the state has {len(saved)} adapter weights and the model {len(own)}, or of other "
+            "layers or ranks: actor.lora has changed"
         )
-    model.load_state_dict(state, strict=False)
+    model.load_state_dict(state, strict=not own)
 
 
 def has_adapters(model: Any) -> bool:

@@ -6,6 +6,7 @@ Everything that can be wrong with the input is found here, before anything is tr
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from agent_rl.api.sampling import refuse_unsupported
 from agent_rl.config import AgentConfig, PPOConfig, RefConfig
 from agent_rl.engine.base import InferenceEngine
 from agent_rl.engine.connect import connect_engine
-from agent_rl.engine.loading import load_model
+from agent_rl.engine.loading import end_ids, load_model
 from agent_rl.engine.local import LocalEngine
 from agent_rl.engine.small_model import model_folder
 from agent_rl.engine.weights import WeightPublisher
@@ -24,12 +25,14 @@ from agent_rl.errors import ConfigError
 from agent_rl.online.service import OnlineService
 from agent_rl.record.dump import TrajectoryDump
 from agent_rl.rollout.executor import RolloutEngine
+from agent_rl.stats.logger import FinetuneSpec, StatsLogger
 from agent_rl.tokens.certify import certify
 from agent_rl.train.actor import Actor
 from agent_rl.train.critic import Critic
 from agent_rl.train.dataset import Dataset, load_rows
 from agent_rl.train.health import ZERO_ADVANTAGES, FaultWatch
 from agent_rl.train.lora import add_adapters
+from agent_rl.train.recover import Recovery, Stateful
 from agent_rl.train.reference import Reference
 from agent_rl.train.replica import Replica
 from agent_rl.train.team import Team
@@ -79,8 +82,13 @@ def validation_rows(config: PPOConfig, given: Dataset | None) -> list[JsonObject
     return rows
 
 
+def model_name(config: PPOConfig) -> str:
+    """Empty: the model is that of an engine which is given."""
+    return config.actor.path or config.tokenizer_path
+
+
 def model_path(config: PPOConfig) -> str:
-    path = config.actor.path or config.tokenizer_path
+    path = model_name(config)
     if not path:
         raise ConfigError("set tokenizer_path (or actor.path): the folder of the model to train")
     return path
@@ -178,7 +186,14 @@ def open_engine(
     )
 
 
-def make_actor(config: PPOConfig, model: Any, *, total_steps: int, team: Team) -> Actor:
+def make_actor(
+    config: PPOConfig,
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    total_steps: int,
+    team: Team,
+) -> Actor:
     """The actor on ``model``, with the reference and the critic that the config asks for.
 
     Raises:
@@ -209,6 +224,8 @@ def make_actor(config: PPOConfig, model: Any, *, total_steps: int, team: Team) -
         reference=reference,
         critic=critic,
         team=team,
+        # What ends a completion in the engine is no sign of a row that was cut off.
+        end_ids=(*end_ids(model, tokenizer), *config.gconfig.stop_token_ids),
     )
 
 
@@ -258,6 +275,23 @@ def weight_publisher(config: PPOConfig, replica: Replica) -> WeightPublisher:
         save=replica.export_adapters if has_adapters else replica.export,
         tensors=lambda: replica.gather().items(),
     )
+
+
+def open_logger(config: PPOConfig, total_steps: int, steps_per_epoch: int) -> StatsLogger:
+    spec = FinetuneSpec(
+        total_train_epochs=-(-total_steps // steps_per_epoch),
+        steps_per_epoch=steps_per_epoch,
+        total_train_steps=total_steps,
+    )
+    return StatsLogger(config, spec, log_dir=run_dir(config))
+
+
+def recovery(config: PPOConfig, parts: Mapping[str, Stateful]) -> Recovery | None:
+    """None: ``recover.mode`` is off."""
+    if config.recover.mode == "off":
+        return None
+    folder = run_dir(config) / "recover"
+    return Recovery(folder, seed=config.seed, model=model_name(config), parts=parts)
 
 
 def rollout_engine(

@@ -26,7 +26,6 @@ from agent_rl.loop_thread import LoopThread
 from agent_rl.online.service import OnlineService
 from agent_rl.rollout.dataloader import DataLoader
 from agent_rl.stats import tracker as stats_tracker
-from agent_rl.stats.logger import FinetuneSpec, StatsLogger
 from agent_rl.stats.system import system_metrics
 from agent_rl.train import health, setup
 from agent_rl.train.batch import Batch
@@ -104,8 +103,7 @@ class PPOTrainer:
         is_quiet = config.stats_logger.console == "off" or not self._team.is_first
         self._progress = RunProgress(is_quiet=is_quiet, is_timed=not is_online)
         seed_everything(config.seed)
-        self._model_name = config.actor.path or config.tokenizer_path  # "": an engine is given
-        self._progress.say(f"loading {self._model_name or 'the model'}")
+        self._progress.say(f"loading {setup.model_name(config) or 'the model'}")
         self.tokenizer = tokenizer or load_tokenizer(
             config.tokenizer_path or setup.model_path(config)
         )
@@ -117,7 +115,9 @@ class PPOTrainer:
             self._folder.claim()
             self._progress.say(f"run folder {self.run_dir}/")
             engine = engine or setup.open_engine(config, model, self.tokenizer, self._team)
-        self.actor = setup.make_actor(config, model, total_steps=self.total_steps, team=self._team)
+        self.actor = setup.make_actor(
+            config, model, self.tokenizer, total_steps=self.total_steps, team=self._team
+        )
         self._replica = Replica(
             self.actor, self._team, self.tokenizer, engine_model=getattr(engine, "model", None)
         )
@@ -130,12 +130,22 @@ class PPOTrainer:
         self.rollout = setup.rollout_engine(
             config, self.engine, self.tokenizer, self.eval_gconfig, usable
         )
-        self._logger = self._open_logger()
-        self._saver_due = Frequency(config.saver)
-        self._evaluator_due = Frequency(config.evaluator)
-        self._recover_due = Frequency(config.recover)
+        steps_per_epoch = len(self._loader)
+        self._logger = setup.open_logger(config, self.total_steps, steps_per_epoch)
+        self._saver_due, self._evaluator_due, self._recover_due = (
+            Frequency(limits, steps_per_epoch=steps_per_epoch)
+            for limits in (config.saver, config.evaluator, config.recover)
+        )
         self._faults = setup.watch_faults(config, self.actor, is_online=is_online)
-        self._recovery = self._make_recovery()
+        parts: dict[str, Stateful] = {
+            "dataloader": self._loader,
+            "rollout": self.rollout,
+            "logger": self._logger,
+            "saver": self._saver_due,
+            "evaluator": self._evaluator_due,
+            "recover": self._recover_due,
+        }
+        self._recovery = setup.recovery(config, parts)
         self._owns_source = False
         try:
             self._num_steps, self._is_whole = self._resume(), True
@@ -220,9 +230,9 @@ class PPOTrainer:
         on_step: Callable[[StepReport], None] | None,
     ) -> None:
         before: dict[str, float] = {}
-        if self._num_steps == self.total_steps:
+        if self._num_steps >= self.total_steps:
             fix = "raise total_train_steps, or choose another trial_name"
-            logger.warning("all %d steps are done already: %s", self.total_steps, fix)
+            logger.warning("all %d steps are done already: %s", self._num_steps, fix)
         elif self._num_steps > 0 and self._recovery is not None:
             self._recovery.restore_randomness()
         elif self.config.evaluator.eval_before_train:
@@ -252,10 +262,10 @@ class PPOTrainer:
                 self._publish(step + 1)
             self._num_steps, self._is_whole = step + 1, True
             is_last = self._num_steps == self.total_steps
-            if self._saver_due.is_due(is_epoch_end=self._is_epoch_end) or is_last:
+            if self._saver_due.is_due(self._num_steps) or is_last:
                 with self._phase("save"):
                     self.save(f"step{step + 1}")
-        if self.valid_rows and self._evaluator_due.is_due(is_epoch_end=self._is_epoch_end):
+        if self.valid_rows and self._evaluator_due.is_due(self._num_steps):
             self._run_evaluation(workflows.eval)
         return stats_tracker.export_all() | system_metrics()
 
@@ -299,36 +309,6 @@ class PPOTrainer:
         self._replica.export(folder, is_kept=True)
         return folder
 
-    @property
-    def _is_epoch_end(self) -> bool:
-        return self._num_steps % len(self._loader) == 0
-
-    def _open_logger(self) -> StatsLogger:
-        spec = FinetuneSpec(
-            total_train_epochs=-(-self.total_steps // len(self._loader)),
-            steps_per_epoch=len(self._loader),
-            total_train_steps=self.total_steps,
-        )
-        return StatsLogger(self.config, spec, log_dir=self.run_dir)
-
-    def _make_recovery(self) -> Recovery | None:
-        if self.config.recover.mode == "off":
-            return None
-        parts: dict[str, Stateful] = {
-            "dataloader": self._loader,
-            "rollout": self.rollout,
-            "logger": self._logger,
-            "saver": self._saver_due,
-            "evaluator": self._evaluator_due,
-            "recover": self._recover_due,
-        }
-        return Recovery(
-            self.run_dir / "recover",
-            seed=self.config.seed,
-            model=self._model_name,
-            parts=parts,
-        )
-
     def _resume(self) -> int:
         """Continue from the state of an earlier process, if there is one; the steps it has done."""
         if self._recovery is None or not self._recovery.load(self._replica):
@@ -344,7 +324,7 @@ class PPOTrainer:
         """Note where the run stands; write it where that is due."""
         if self._recovery is None:
             return
-        is_due = self._recover_due.is_due(is_epoch_end=self._is_epoch_end)
+        is_due = self._recover_due.is_due(self._num_steps)
         self._recovery.note(self._num_steps)
         if is_due or self._num_steps == self.total_steps:
             with self._phase("recover"):

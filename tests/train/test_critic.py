@@ -10,6 +10,7 @@ from tiny_batches import groups, tiny_model, trajectory
 
 from agent_rl import stats_tracker
 from agent_rl.config import ActorConfig, CriticConfig
+from agent_rl.errors import CheckpointError
 from agent_rl.train.actor import Actor
 from agent_rl.train.batch import Batch
 from agent_rl.train.checkpoint import load_state, save_state
@@ -94,6 +95,26 @@ def test_state_continues_exactly(tmp_path: Path) -> None:
     for one in (actor, resumed):
         one.update(Batch.from_trajectories(groups(2)))
     assert torch.equal(parameters(critic), parameters(resumed_critic))
+
+
+@pytest.mark.parametrize(
+    ("saved", "now", "message"),
+    [
+        (None, CriticConfig(), "its critic is absent, that of the config is separate"),
+        (CriticConfig(), CriticConfig(trunk="shared"), "is separate, .* is shared"),
+        (CriticConfig(trunk="shared"), None, "is shared, .* is absent"),
+    ],
+)
+def test_the_state_of_another_kind_of_critic_is_refused(
+    saved: CriticConfig | None, now: CriticConfig | None, message: str
+) -> None:
+    def actor(critic: CriticConfig | None) -> Actor:
+        if critic is None:
+            return Actor(tiny_model(), ActorConfig(), total_steps=10, temperature=1.0)
+        return with_critic(ActorConfig(), critic)[0]
+
+    with pytest.raises(CheckpointError, match=message):
+        actor(now).load_state_dict(actor(saved).state_dict())
 
 
 def with_critic(config: ActorConfig, critic_config: CriticConfig) -> tuple[Actor, Critic]:

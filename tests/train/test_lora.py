@@ -98,12 +98,18 @@ def test_state_continues_exactly(tmp_path: Path) -> None:
     assert torch.equal(logits(model), logits(resumed_model))
 
 
-def test_adapters_of_other_layers_are_refused() -> None:
+def test_other_adapters_are_refused() -> None:
+    """Of other layers, of another rank, and none at all."""
     _, actor = trained()
-    other = adapted(settings=LoraConfig(rank=4, target_modules=("q_proj",)))
-    resumed = Actor(other, CONFIG, total_steps=4, temperature=1.0)
-    with pytest.raises(CheckpointError, match=r"actor\.lora has changed"):
-        resumed.load_state_dict(actor.state_dict())
+    others = [
+        adapted(settings=LoraConfig(rank=4, target_modules=("q_proj",))),
+        adapted(settings=LoraConfig(rank=3)),
+        tiny_model(torch.float32),
+    ]
+    for other in others:
+        resumed = Actor(other, CONFIG, total_steps=4, temperature=1.0)
+        with pytest.raises(CheckpointError, match=r"actor\.lora has changed"):
+            resumed.load_state_dict(actor.state_dict())
 
 
 @pytest.mark.parametrize("name", ["no_such_layer", "lm_head", "embed_tokens"])

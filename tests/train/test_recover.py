@@ -268,13 +268,17 @@ def test_a_signal_after_the_update_keeps_that_step(tiny_model_dir: Path, tmp_pat
 def test_a_run_that_is_done_trains_nothing(
     tiny_model_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = config_of(tiny_model_dir, tmp_path, "total_train_steps=1")
-    for _ in range(2):
+    """The second time, and where fewer steps are asked for than are done."""
+    said = []
+    for total in (2, 2, 1):
+        caplog.clear()
+        config = config_of(tiny_model_dir, tmp_path, f"total_train_steps={total}")
         with PPOTrainer(config, ROWS) as trainer:
             trainer.train(LetterAgent())
-    assert "all 1 steps are done" in caplog.text
-    assert len(QUESTIONS) == 4
-    assert [row["step"] for row in read_metrics(trainer.run_dir / "metrics.jsonl")] == [0]
+        said.append("all 2 steps are done" in caplog.text)
+    assert said == [False, True, True]
+    assert len(QUESTIONS) == 8
+    assert [row["step"] for row in read_metrics(trainer.run_dir / "metrics.jsonl")] == [0, 1]
 
 
 @pytest.fixture

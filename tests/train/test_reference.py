@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -17,6 +18,9 @@ from agent_rl.train.actor import Actor
 from agent_rl.train.batch import Batch
 from agent_rl.train.reference import Reference
 from agent_rl.train.team import Team
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 CPU = torch.device("cpu")
 
@@ -56,11 +60,13 @@ def config_of(folder: Path, *overrides: str) -> PPOConfig:
     return load_config(None, [f"tokenizer_path={folder}", "actor.device=cpu", *overrides])
 
 
-def test_a_run_compares_with_where_it_started(tiny_model_dir: Path) -> None:
+def test_a_run_compares_with_where_it_started(
+    tiny_model_dir: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
     """Moving the actor leaves its reference, a second copy, where both began."""
     model = load_model(tiny_model_dir, device=CPU, dtype=torch.float32)
     config = config_of(tiny_model_dir, "actor.kl_ctl=0.1")
-    actor = setup.make_actor(config, model, total_steps=1, team=Team())
+    actor = setup.make_actor(config, model, tokenizer, total_steps=1, team=Team())
     batch = Batch.from_trajectories([trajectory([[1, 2, 3]], [[0, 1, 1]], [1.0])])
     assert actor._reference is not None
     before = actor._reference.logprobs(batch)
@@ -70,7 +76,10 @@ def test_a_run_compares_with_where_it_started(tiny_model_dir: Path) -> None:
     assert torch.equal(actor._reference.logprobs(batch), before)
 
 
-def test_a_reference_without_a_use_is_refused(tiny_model_dir: Path) -> None:
+def test_a_reference_without_a_use_is_refused(
+    tiny_model_dir: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
     model = load_model(tiny_model_dir, device=CPU, dtype=torch.float32)
     with pytest.raises(ConfigError, match="ref has no effect"):
-        setup.make_actor(config_of(tiny_model_dir, "ref={}"), model, total_steps=1, team=Team())
+        config = config_of(tiny_model_dir, "ref={}")
+        setup.make_actor(config, model, tokenizer, total_steps=1, team=Team())

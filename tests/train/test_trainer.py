@@ -4,12 +4,14 @@ import asyncio
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+from tiny_batches import trajectory
 
 from agent_rl import LocalEngine, PPOConfig, PPOTrainer, ScriptedEngine, load_config
-from agent_rl.engine.loading import load_tokenizer
+from agent_rl.engine.loading import load_model, load_tokenizer
 from agent_rl.errors import (
     CheckpointError,
     CollectorError,
@@ -18,8 +20,15 @@ from agent_rl.errors import (
     ModelLoadError,
     RequestError,
 )
+from agent_rl.stats import tracker as stats_tracker
+from agent_rl.train import setup
+from agent_rl.train.batch import Batch
 from agent_rl.train.setup import min_usable_group_size
+from agent_rl.train.team import Team
 from agent_rl.train.trainer import StepReport
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 ROWS = [{"question": f"say {index}"} for index in range(8)]
 
@@ -295,3 +304,17 @@ def test_the_floor_of_usable_episodes(overrides: list[str], floor: int | None) -
             min_usable_group_size(load_config(None, overrides))
     else:
         assert min_usable_group_size(load_config(None, overrides)) == floor
+
+
+def test_what_ends_a_completion_in_the_engine_cuts_no_row_off(
+    tiny_model_dir: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """End ids of the model (5), of its tokenizer (2) and of gconfig (9); a row that ends with 7."""
+    keys = [f"tokenizer_path={tiny_model_dir}", "actor.device=cpu", "gconfig.stop_token_ids=[9]"]
+    model = load_model(tiny_model_dir, device=torch.device("cpu"), dtype=torch.float32)
+    model.generation_config.eos_token_id = model.config.eos_token_id = 5
+    config = load_config(None, keys)
+    actor = setup.make_actor(config, model, tokenizer, total_steps=1, team=Team())
+    rows = trajectory([[1, 3, end] for end in (5, 2, 9, 7)], [[0, 1, 1]] * 4, [1.0, 0.0, 0.0, 0.0])
+    actor.update(Batch.from_trajectories([rows]))
+    assert stats_tracker.export_all()["ppo_actor/no_eos_ratios/avg"] == 0.25
