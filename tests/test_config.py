@@ -150,3 +150,8 @@ def undescribed(section: type[BaseModel], path: str = "") -> Iterator[str]:
 
 def test_every_key_says_what_it_means() -> None:
     assert list(undescribed(PPOConfig)) == []
+
+
+def test_a_key_where_the_file_belongs() -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer_path=small: .*; key=value comes behind a"):
+        load_config("tokenizer_path=small")

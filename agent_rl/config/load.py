@@ -75,7 +75,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the config {path}: {error}") from error
+        hint = "; key=value comes behind a YAML file" if "=" in path.name else ""
+        raise ConfigError(f"cannot read the config {path}: {error}{hint}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"the config {path} is not valid YAML: {error}") from error
     if tree is not None and not isinstance(tree, dict):

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from agent_rl.errors import CheckpointError, DatasetError
+from agent_rl.errors import CheckpointError, DatasetError, WrongTypeError, shown
 from agent_rl.types import JsonObject
 
 
@@ -102,9 +102,25 @@ class DataLoader:
 
 def patience(dataloader: DataSource) -> int:
     """Groups that may end in a row without one acceptance: two passes over the data, but at least
-    8 and at most 64 batches."""
+    8 and at most 64 batches.
+
+    Raises:
+        WrongTypeError: it is another library's loader.
+    """
+    if not hasattr(dataloader, "take"):
+        raise WrongTypeError(
+            "prepare_batch draws from agent_rl.rollout.dataloader.DataLoader(rows, batch_size), "
+            f"not from {shown(dataloader)}"
+        )
     size = dataloader.batch_size
     return min(max(2 * dataloader.num_items, 8 * size), 64 * size)
+
+
+def as_data(rows: Sequence[JsonObject]) -> list[JsonObject]:
+    """Raises WrongTypeError for one row in place of a list of them."""
+    if isinstance(rows, Mapping | str):
+        raise WrongTypeError(f"a batch is a list of rows, not {shown(rows)}; write [row] for one")
+    return [as_native(row) for row in rows]
 
 
 def as_native(value: object) -> Any:

@@ -23,7 +23,7 @@ from agent_rl.record.dump import TrajectoryDump
 from agent_rl.rollout.agent import agent_settings
 from agent_rl.rollout.clock import PausableClock
 from agent_rl.rollout.collector import Collector
-from agent_rl.rollout.dataloader import DataSource, as_native, patience
+from agent_rl.rollout.dataloader import DataSource, as_data, as_native, patience
 from agent_rl.rollout.doors import Doors
 from agent_rl.rollout.draws import open_draws
 from agent_rl.rollout.episode import EpisodeRules
@@ -182,7 +182,7 @@ class RolloutEngine:
         lane = Lane(limits=self._no_bound, counts=self._counts[is_eval], keeps_all=True)
         self._collector.open(lane)
         try:
-            self._collector.add(lane, [make(as_native(data)) for data in data_list])
+            self._collector.add(lane, [make(data) for data in as_data(data_list)])
             num_items = len(data_list)
             self._collector.wait_for(lane, lambda: len(lane.finished) == num_items, None)
         finally:
@@ -211,8 +211,8 @@ class RolloutEngine:
         self._refuse_if_paused()
         group_size = self.config.group_size if group_size is None else group_size
         make = self._maker(workflow, workflow_kwargs, should_accept_fn, group_size, False)
-        lane, size = self._stream, dataloader.batch_size
         limit = patience(dataloader)
+        lane, size = self._stream, dataloader.batch_size
 
         def is_full() -> bool:
             return (lane.ended if dynamic_bs else len(lane.finished)) >= size

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from agent_rl.errors import CheckpointError, DatasetError
-from agent_rl.rollout.dataloader import DataLoader, as_native
+from agent_rl.errors import CheckpointError, DatasetError, WrongTypeError
+from agent_rl.rollout.dataloader import DataLoader, as_data, as_native, patience
 
 
 def items(count: int) -> list[dict[str, int]]:
@@ -75,3 +75,19 @@ def test_numpy_values_become_native() -> None:
     }
     assert type(datum["level"]) is int and type(datum["ok"]) is bool
     assert json.loads(json.dumps(datum))["ok"] is True
+
+
+def test_one_row_in_place_of_a_batch() -> None:
+    """Its keys would be the rows."""
+    assert as_data([{"text": "a"}]) == [{"text": "a"}]
+    with pytest.raises(
+        WrongTypeError, match=r"a list of rows, not the dict {'text': 'a'}; write \[row"
+    ):
+        as_data({"text": "a"})
+
+
+def test_another_library_s_loader_is_told_ours() -> None:
+    with pytest.raises(
+        WrongTypeError, match=r"draws from .*DataLoader\(rows, batch_size\), not from"
+    ):
+        patience([{"text": "a"}])
