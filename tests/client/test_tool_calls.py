@@ -80,9 +80,10 @@ async def test_calls_are_the_sampled_text(
     )
 
 
-async def test_a_call_cut_by_the_limit_is_not_executed(tokenizer: Any) -> None:
+@pytest.mark.parametrize("end", ["", 'p"}}'])
+async def test_a_call_cut_by_the_limit_is_not_executed(end: str, tokenizer: Any) -> None:
     """Case B31: "length", no call with invented arguments, all ids recorded; streamed and not."""
-    text = '<tool_call>\n{"name":"rm","arguments":{"p":"/tm'
+    text = '<tool_call>\n{"name":"rm","arguments":{"p":"/tm' + end
     ids = tokenizer.encode(text)
     reply = {"output_tokens": ids, "stop_reason": "length"}
     client = client_of(tokenizer, reply, reply)
