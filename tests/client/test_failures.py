@@ -106,7 +106,7 @@ async def test_a_retry_of_the_sdk_after_its_timeout_is_one_call(
 
     client, engine = make(tokenizer, "warm", never, "a", "a", "b")
     await ask(client, store=False)  # the first prompt of a format takes its time
-    first = await ask(client.with_options(max_retries=2, timeout=0.5))
+    first = await asyncio.wait_for(ask(client.with_options(max_retries=2, timeout=0.5)), 60)
     more = [*HI, first.choices[0].message, {"role": "user", "content": "and?"}]
     second = await ask(client, messages=more)
     assert len(engine.requests) >= 4
