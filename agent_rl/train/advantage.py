@@ -59,7 +59,8 @@ def generalized_advantage(
     if not len(places):
         return result
     owners = rows[places]
-    num_rows = int(rows[-1]) + 1
+    # The last rows may have no token at all.
+    num_rows = int(rows[-1]) + 1 if bootstrap is None else len(bootstrap)
     counts = torch.bincount(owners, minlength=num_rows)
     starts = counts.cumsum(0) - counts
     steps = torch.arange(len(places), device=mask.device) - starts[owners]

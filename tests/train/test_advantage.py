@@ -61,6 +61,19 @@ def test_truncated_row_bootstraps() -> None:
     assert gae([0], [1], 0.9, 1.0, values=[0.2], bootstrap=0.5) == pytest.approx([0.25])
 
 
+def test_a_last_row_without_tokens_has_a_bootstrap_all_the_same() -> None:
+    got = advantage.generalized_advantage(
+        torch.tensor([0.0]),
+        torch.tensor([0.2]),
+        torch.tensor([True]),
+        torch.tensor([0]),
+        gamma=0.9,
+        lam=1.0,
+        bootstrap=torch.tensor([0.5, 0.0]),
+    )
+    assert got.tolist() == pytest.approx([0.25])
+
+
 def test_rows_do_not_run_into_each_other() -> None:
     mask = torch.ones(5, dtype=torch.bool)
     rows = torch.tensor([0, 0, 1, 1, 1])
