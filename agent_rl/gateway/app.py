@@ -10,7 +10,7 @@ from agent_rl.api.body import parse_body
 from agent_rl.api.routes import Reply, error_reply, has_endpoint
 from agent_rl.config import GatewayConfig
 from agent_rl.engine.base import InferenceEngine
-from agent_rl.errors import AgentRLError
+from agent_rl.errors import AgentRLError, RefusedError
 from agent_rl.gateway.counters import Counters
 from agent_rl.gateway.lifecycle import Lifecycle
 from agent_rl.gateway.serving import CallServer
@@ -20,6 +20,7 @@ from agent_rl.gateway.wire import Channel, ClientGoneError, Head, Receive, Scope
 logger = logging.getLogger(__name__)
 
 _HEALTH_TIMEOUT_S = 5.0
+_ENDING = RefusedError(503, "the server ends; try again", code="shutting_down", retry_after_s=1)
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -39,6 +40,8 @@ class GatewayApp:
         self._lifecycle = lifecycle
         self._sessions = sessions
         self._counters = counters
+        self._running: set[asyncio.Task[None] | None] = set()
+        self._is_ending = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -47,6 +50,8 @@ class GatewayApp:
         channel = Channel(receive, send, self._config)
         path, endpoint = "", "other"
         self._counters.num_running += 1
+        task: asyncio.Task[None] | None = asyncio.current_task()
+        self._running.add(task)
         try:
             head = read_head(scope, self._config.url_prefix)
             path, endpoint = head.path, _endpoint(head)
@@ -56,12 +61,26 @@ class GatewayApp:
         except ClientGoneError:
             self._counters.num_hung_up += 1
             return
+        except asyncio.CancelledError:
+            if not self._is_ending:
+                raise
+            status = await self._refuse(_ENDING, path, channel)
         except Exception:  # the process edge: a fault of ours costs this one call
             logger.exception("a request to %s failed", endpoint)
             status = await self._refuse(AgentRLError("internal error; see the log"), path, channel)
         finally:
             self._counters.num_running -= 1
+            self._running.discard(task)
         self._counters.served(endpoint, status, time.perf_counter() - start)
+
+    def end_calls(self) -> None:
+        """Cut what still runs: what has not begun to answer is refused, streams end."""
+        self._is_ending = True
+        if self._running:
+            logger.warning("%d calls are cut: the gateway closes", len(self._running))
+        for task in self._running:
+            if task is not None:
+                task.cancel()
 
     async def _serve(self, head: Head, channel: Channel) -> int:
         if head.path == "healthz":

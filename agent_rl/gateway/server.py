@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 # Longer than clients keep idle connections: the client closes them, so none dies under a request.
 _KEEP_ALIVE_S = 75
+_CUT_S = 5.0  # how long calls that are cut may take to end
 _EXPIRY_S = 30.0  # how often idle sessions are looked for
 
 
@@ -185,7 +186,10 @@ class Gateway:
         """Safe to call twice, and before ``start``."""
         if self._server is not None and self._server.started:
             self._server.started = False
-            await self._server.shutdown()
+            ending = asyncio.create_task(self._server.shutdown())
+            await asyncio.wait([ending], timeout=self.config.shutdown_timeout_s)
+            self.app.end_calls()
+            await ending
         if self._expiry is not None:
             self._expiry.cancel()
         await self._log.close()
@@ -215,7 +219,7 @@ class Gateway:
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=self.config.shutdown_timeout_s,  # type: ignore[arg-type]
+            timeout_graceful_shutdown=self.config.shutdown_timeout_s + _CUT_S,  # type: ignore[arg-type]
         )
         config.load()
         server = uvicorn.Server(config)

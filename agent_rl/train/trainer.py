@@ -21,7 +21,7 @@ from agent_rl.engine.base import InferenceEngine, WeightUpdate
 from agent_rl.engine.loading import load_tokenizer
 from agent_rl.engine.local import LocalEngine
 from agent_rl.engine.remote import RemoteEngine
-from agent_rl.errors import AgentRLError, ConfigError
+from agent_rl.errors import AgentRLError, CheckpointError, ConfigError
 from agent_rl.loop_thread import LoopThread
 from agent_rl.online.service import OnlineService
 from agent_rl.rollout.dataloader import DataLoader
@@ -328,7 +328,18 @@ class PPOTrainer:
         self._recovery.note(self._num_steps)
         if is_due or self._num_steps == self.total_steps:
             with self._phase("recover"):
-                self._write_recovery(self._recovery)
+                self._write_recovery_or_serve_on(self._recovery)
+
+    def _write_recovery_or_serve_on(self, recovery: Recovery) -> None:
+        """A full disk is no reason to leave users without a model."""
+        try:
+            self._write_recovery(recovery)
+        except CheckpointError as error:
+            if self.source is None or self._num_steps == self.total_steps:
+                raise
+            logger.error(
+                "serving goes on, and the state is written when it is due again: %s", error
+            )
 
     def _keep_stopped(self) -> None:
         if not self._is_whole:

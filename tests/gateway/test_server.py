@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -135,3 +136,22 @@ def test_an_address_in_use_is_known_before_a_model_is_loaded(tokenizer: Any) -> 
         with pytest.raises(ConfigError, match=r"in use; choose another gateway\.port"):
             serve(PPOConfig(tokenizer_path="no model", gateway=config))
     check_address(config)
+
+
+async def test_calls_that_outlast_the_end_are_cut_without_a_traceback(
+    start: Any, tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What has not begun to answer is refused in words; the log had 40 lines for each call."""
+    engine = ScriptedEngine(["four"], tokenizer=tokenizer, latency_s=60.0)
+    gateway = await start(engine, shutdown_timeout_s=0.01)
+    async with httpx.AsyncClient() as plain:
+        headers = {"authorization": f"Bearer {gateway.api_key}"}
+        url = f"{gateway.base_url}/chat/completions"
+        asking = asyncio.create_task(plain.post(url, json={"messages": ASK}, headers=headers))
+        while not engine.requests:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        await gateway.close()
+        reply = await asking
+    assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+    assert reply.json()["error"]["code"] == "shutting_down"
+    assert "1 calls are cut" in caplog.text and "Traceback" not in caplog.text

@@ -17,7 +17,7 @@ import torch
 from agent_rl.config import GatewayConfig, JudgeConfig, OnlineConfig, PrivacyConfig, load_config
 from agent_rl.engine.base import WeightUpdate
 from agent_rl.engine.scripted import ScriptedEngine
-from agent_rl.errors import CollectorError, ConfigError
+from agent_rl.errors import CheckpointError, CollectorError, ConfigError
 from agent_rl.gateway.server import Gateway
 from agent_rl.online.patience import TimedHints
 from agent_rl.online.service import OnlineService
@@ -373,3 +373,23 @@ def test_settings_that_could_teach_nothing_are_refused(
     """Case B94: a group of one with a group's baseline has no signal."""
     with pytest.raises(ConfigError, match=complaint):
         PPOTrainer(online_config(override))
+
+
+def test_a_state_that_cannot_be_written_does_not_end_the_serving(
+    online_config: Callable, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full disk took the model away from all users; where nobody is served it ends the run."""
+
+    def fail(replica: object) -> None:
+        raise CheckpointError("no space left")
+
+    with PPOTrainer(online_config("recover.mode=auto", "recover.freq_steps=1")) as trainer:
+        monkeypatch.setattr(trainer._recovery, "save", fail)
+        trainer._num_steps = 1  # of 2
+        trainer._keep_step()
+        assert "serving goes on, and the state is written when it is due again: no space" in (
+            caplog.text
+        )
+        trainer._num_steps = 2
+        with pytest.raises(CheckpointError, match="no space left"):
+            trainer._keep_step()
