@@ -12,10 +12,13 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowContext:
+    """``episode`` stands for the running one: by it a client knows who calls."""
+
     is_eval: bool = False
     task_id: str | None = None
     seed: str | None = None
     noise: random.Random | None = None
+    episode: object | None = None
 
     @property
     def scope(self) -> str:
@@ -36,10 +39,10 @@ def set(context: WorkflowContext) -> None:
 
 
 def enter_slot(slot: int) -> None:
-    """Give the episode in this slot of its group a generator of its own, where there is a seed."""
+    """An episode begins in this slot of its group; where there is a seed, with its own numbers."""
     context = get()
-    if context.seed is not None:
-        set(replace(context, noise=random.Random(f"{context.seed}/{slot}")))
+    noise = None if context.seed is None else random.Random(f"{context.seed}/{slot}")
+    set(replace(context, noise=noise, episode=object()))
 
 
 def draw() -> float:

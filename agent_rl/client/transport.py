@@ -13,10 +13,12 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, cast
 
+from agent_rl import workflow_context
 from agent_rl.api.events import EventStream
-from agent_rl.api.routes import answer, has_endpoint
+from agent_rl.api.routes import Reply, answer, error_reply, has_endpoint
 from agent_rl.api.session import Session
 from agent_rl.client.http import hx
+from agent_rl.errors import RefusedError
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -47,9 +49,13 @@ class ByteStream(hx.AsyncByteStream):
 
 
 class InProcessTransport(hx.AsyncBaseTransport):
+    """Only ``episode`` may call, or everybody where it is None. So may a thread that runs in no
+    episode: threads do not inherit contextvars."""
+
     def __init__(self, session: Session, passthrough: AsyncOpenAI | None = None) -> None:
         self.session = session
         self.passthrough = passthrough
+        self.episode: object | None = None
 
     async def handle_async_request(self, request: hx.Request) -> hx.Response:
         path = route_path(request)
@@ -57,6 +63,9 @@ class InProcessTransport(hx.AsyncBaseTransport):
         if self.passthrough is not None and not has_endpoint(request.method, path):
             return await self._forward(self.passthrough, request, path, content)
         is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
+        here = workflow_context.get().episode
+        if self.episode is not None and here is not None and here is not self.episode:
+            return _response(error_reply(_another_episodes(), path), request)
         try:
             async with asyncio.timeout(read_timeout_s(request)):
                 reply = await answer(
@@ -72,12 +81,7 @@ class InProcessTransport(hx.AsyncBaseTransport):
         if reply.events is not None:
             stream = ByteStream(reply.events, request)
             return hx.Response(reply.status, headers=reply.headers, stream=stream, request=request)
-        return hx.Response(
-            reply.status,
-            headers=reply.headers,
-            content=json.dumps(reply.body, ensure_ascii=False).encode(),
-            request=request,
-        )
+        return _response(reply, request)
 
     async def _forward(
         self, target: AsyncOpenAI, request: hx.Request, path: str, content: bytes
@@ -104,9 +108,15 @@ class InProcessClient(hx.AsyncClient):
     """
 
     def __init__(self, session: Session, passthrough: AsyncOpenAI | None = None) -> None:
-        super().__init__(transport=InProcessTransport(session, passthrough), timeout=600.0)
+        transport = InProcessTransport(session, passthrough)
+        super().__init__(transport=transport, timeout=600.0)
         self.session = session
         self.passthrough = passthrough
+        self._in_process = transport
+
+    def keep_to_this_episode(self) -> None:
+        """Calls from another episode are refused from now on: they would be in a foreign record."""
+        self._in_process.episode = workflow_context.get().episode
 
     async def aclose(self) -> None:
         pass
@@ -127,6 +137,25 @@ def route_path(request: hx.Request) -> str:
 def read_timeout_s(request: hx.Request) -> float | None:
     timeouts = request.extensions.get("timeout") or {}
     return cast("float | None", timeouts.get("read"))
+
+
+def _response(reply: Reply, request: hx.Request) -> hx.Response:
+    return hx.Response(
+        reply.status,
+        headers=reply.headers,
+        content=json.dumps(reply.body, ensure_ascii=False).encode(),
+        request=request,
+    )
+
+
+def _another_episodes() -> RefusedError:
+    return RefusedError(
+        403,
+        "this client is another episode's, so the call would be in a foreign record; it was kept "
+        "in a global (a module's variable, a cache, set_default_openai_client): use what run() is "
+        "given, in each episode",
+        code="another_episode",
+    )
 
 
 def _read_timeout(request: hx.Request) -> Exception:

@@ -138,6 +138,7 @@ class AgentWorkflow(RolloutWorkflow):
             engine_max_tokens=config.engine_max_tokens,
             max_requests=config.max_requests,
         )
+        client.http_client.keep_to_this_episode()
         budgeted = engine if isinstance(engine, BudgetedEngine) else None
         if budgeted is not None:
             budgeted.count_tool_calls = lambda: _num_tool_calls(client)

@@ -84,6 +84,30 @@ def test_a_reward_without_a_call_is_no_row(open_with, agent: type, caplog) -> No
     assert "rollout/reward" not in rollout.export_stats()
 
 
+class Global:
+    """Sets the client of all as its own, as `set_default_openai_client` does, and asks later."""
+
+    client: ArealOpenAI
+    all_have_set: asyncio.Barrier
+
+    async def run(self, data: Any, client: ArealOpenAI) -> float:
+        Global.client = client
+        await Global.all_have_set.wait()
+        await ask(Global.client, data["text"])
+        return 1.0
+
+
+def test_a_client_is_of_its_episode_alone(open_with, caplog) -> None:
+    """Two conversations would be rewarded as one episode's."""
+    Global.all_have_set = asyncio.Barrier(2)
+    rollout = open_with()
+    groups = rollout.rollout_batch([{"text": "a"}, {"text": "b"}], Global)
+    [kept] = [group for group in groups if group is not None]
+    assert kept["rollout_group"].row_counts == (1,)
+    assert rollout.export_stats()["rollout/failed/client"] == 0.5
+    assert "this client is another episode's" in caplog.text
+
+
 class Limit(Exception):
     """Of a framework whose turns are used up."""
 
