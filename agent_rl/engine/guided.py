@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -37,20 +37,31 @@ def json_schema(grammar: str) -> str | None:
 
 
 def server_grammar(
-    grammar: str, *, schema_field: str, text_field: str, reads_text: bool, fix: str
+    grammar: str,
+    *,
+    schema_field: str,
+    text_field: str,
+    reads_text: Mapping[str, bool],
+    args: Sequence[str],
 ) -> dict[str, str]:
-    """The sampling parameter of a server: the text itself, if its grammars are llguidance's too,
-    else a JSON schema.
+    """The sampling parameter of a server: the text itself, if grammars are llguidance's on all
+    servers, else a JSON schema. What one of them refuses is refused, wherever it would be sent.
+
+    Args:
+        reads_text: of each server, by its address.
+        args: with which a server does.
 
     Raises:
-        RequestError: it needs more than a schema, and the server reads nothing else.
+        RequestError: it needs more than a schema, and a server reads nothing else.
     """
-    if reads_text:
+    lacking = [address for address, reads in reads_text.items() if not reads]
+    if not lacking:
         return {text_field: grammar}
     schema = json_schema(grammar)
     if schema is None:
         raise RequestError(
-            f"the grammar is more than one JSON schema, which is all that this server reads; {fix}",
+            "the grammar is more than one JSON schema, which is all that "
+            f"{', '.join(lacking)} can read; start all servers with {' '.join(args)}",
             param="grammar",
         )
     return {schema_field: schema}

@@ -77,8 +77,11 @@ class SGLang:
                 attempt.gconfig.grammar,
                 schema_field="json_schema",
                 text_field="ebnf",
-                reads_text=self._grammar_backends.get(server.address) == "llguidance",
-                fix=f"start {server.address} with --grammar-backend llguidance",
+                reads_text={
+                    address: backend == "llguidance"
+                    for address, backend in self._grammar_backends.items()
+                },
+                args=SGLANG_ARGS,
             )
         if not streams:
             answer = await server.post("/generate", body)

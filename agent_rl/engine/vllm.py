@@ -82,8 +82,8 @@ class VLLM:
                 attempt.gconfig.grammar,
                 schema_field="json",
                 text_field="grammar",
-                reads_text=self._reads_grammars.get(server.address, False),
-                fix=f"start {server.address} with {' '.join(GRAMMAR_ARGS)}",
+                reads_text=self._reads_grammars,
+                args=GRAMMAR_ARGS,
             )
         if not streams:
             answer = await server.post(_GENERATE, body)

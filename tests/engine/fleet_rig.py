@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,9 +37,20 @@ async def connect_fixture(served_folder: Path) -> AsyncIterator[Connect]:
     servers: list[LiveServer] = []
 
     async def make(
-        count: int = 1, kind: Kind = "sglang", **options: Any
+        count: int = 1,
+        kind: Kind = "sglang",
+        grammar_backends: Sequence[str] = ("llguidance",),
+        **options: Any,
     ) -> tuple[RemoteEngine, list[LiveServer]]:
-        new = [await start(served_folder, kind=kind) for _ in range(count)]
+        """The servers have these grammar backends in turn."""
+        new = [
+            await start(
+                served_folder,
+                kind=kind,
+                grammar_backend=grammar_backends[n % len(grammar_backends)],
+            )
+            for n in range(count)
+        ]
         servers.extend(new)
         options = {"health_interval_s": 0.05, "unavailable_timeout_s": 30.0, **options}
         engine = await asyncio.to_thread(
@@ -59,9 +70,13 @@ def api_of(kind: Kind) -> ServerApi:
     return SGLang() if kind == "sglang" else VLLM()
 
 
-async def start(folder: Path, port: int = 0, kind: Kind = "sglang") -> LiveServer:
+async def start(
+    folder: Path, port: int = 0, kind: Kind = "sglang", grammar_backend: str = "llguidance"
+) -> LiveServer:
+    """``grammar_backend``: of SGLang."""
     served = ServedModel(folder, max_batch_size=8, max_seq_len=400)
-    app = sglang_app(served) if kind == "sglang" else vllm_app(served)
+    is_sglang = kind == "sglang"
+    app = sglang_app(served, grammar_backend=grammar_backend) if is_sglang else vllm_app(served)
     return await LiveServer(app, port=port).start()
 
 

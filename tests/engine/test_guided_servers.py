@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 import torch
+from fleet_rig import Connect, connect_fixture, until  # noqa: F401 - fixtures
 from live_server import LiveServer
 from served_model import ServedModel
 from sglang_server import sglang_app
@@ -31,34 +30,6 @@ pytest.importorskip("llguidance")
 END = 2
 A0, B0, C0, D0 = 3, 4, 5, 6
 LETTERS = 'start: "a0" ("b0" | "c0"){20} "d0"\n'
-Connect = Callable[..., Awaitable[tuple[RemoteEngine, list[LiveServer]]]]
-
-
-@pytest_asyncio.fixture
-async def connect(served_folder: Path) -> AsyncIterator[Connect]:
-    engines: list[RemoteEngine] = []
-    servers: list[LiveServer] = []
-
-    async def make(
-        *, count: int = 1, backend: str = "llguidance", **options: Any
-    ) -> tuple[RemoteEngine, list[LiveServer]]:
-        new = []
-        for _ in range(count):
-            served = ServedModel(served_folder, max_batch_size=8, max_seq_len=400)
-            new.append(await LiveServer(sglang_app(served, grammar_backend=backend)).start())
-        servers.extend(new)
-        options = {"health_interval_s": 0.05, "unavailable_timeout_s": 30.0, **options}
-        engine = await asyncio.to_thread(
-            lambda: RemoteEngine(SGLang(), [server.address for server in new], **options)
-        )
-        engines.append(engine)
-        return engine, new
-
-    yield make
-    for engine in engines:
-        await engine.close()
-    for server in servers:
-        await server.close()
 
 
 @pytest.fixture
@@ -124,14 +95,15 @@ def test_a_grammar_that_is_one_schema(grammar: str, schema: str | None) -> None:
 
 
 def test_a_grammar_in_a_servers_words() -> None:
-    fields = {"schema_field": "json_schema", "text_field": "ebnf", "fix": "start it otherwise"}
+    fields = {"schema_field": "json_schema", "text_field": "ebnf", "args": ("--such", "it")}
     whole = 'start: %json {"type": "integer"}\n'
-    assert server_grammar(whole, reads_text=True, **fields) == {"ebnf": whole}
-    assert server_grammar(whole, reads_text=False, **fields) == {
+    assert server_grammar(whole, reads_text={"a": True}, **fields) == {"ebnf": whole}
+    assert server_grammar(whole, reads_text={"a": True, "b": False}, **fields) == {
         "json_schema": '{"type": "integer"}'
     }
-    with pytest.raises(RequestError, match=r"one JSON schema.*start it otherwise") as info:
-        server_grammar(LETTERS, reads_text=False, **fields)
+    message = r"one JSON schema, which is all that b, c can read; start all servers with --such it"
+    with pytest.raises(RequestError, match=message) as info:
+        server_grammar(LETTERS, reads_text={"a": True, "b": False, "c": False}, **fields)
     assert info.value.param == "grammar"
 
 
@@ -178,7 +150,7 @@ async def test_an_answer_may_fill_the_context_but_for_one_place(connect: Connect
 
 
 async def test_a_server_without_llguidance_takes_schemas_only(connect: Connect) -> None:
-    engine, (server,) = await connect(backend="xgrammar")
+    engine, (server,) = await connect(grammar_backends=["xgrammar"])
     assert "grammar" in engine.supported
     with pytest.raises(RequestError, match="--grammar-backend llguidance") as info:
         await engine.agenerate(ask())
@@ -189,8 +161,20 @@ async def test_a_server_without_llguidance_takes_schemas_only(connect: Connect) 
     assert [each["json_schema"] for each in samplings(server)] == [schema]
 
 
+async def test_servers_of_which_one_takes_schemas_only(connect: Connect) -> None:
+    """A grammar is refused or taken, whichever server it would be sent to."""
+    engine, servers = await connect(
+        count=2, grammar_backends=["llguidance", "xgrammar"], routing="round_robin"
+    )
+    message = f"all that {servers[1].address} can read; start all servers with --grammar-backend"
+    for _ in range(4):
+        with pytest.raises(RequestError, match=message):
+            await engine.agenerate(ask())
+    assert not samplings(servers[0]) and not samplings(servers[1])
+
+
 async def test_a_server_without_grammars_does_not_offer_them(connect: Connect) -> None:
-    engine, _ = await connect(backend="none")
+    engine, _ = await connect(grammar_backends=["none"])
     assert "grammar" not in engine.supported
 
 
@@ -307,9 +291,3 @@ class Gate:
         if self._num_left == -1:
             self.is_reached.set()
             assert self.may_go.wait(60.0)
-
-
-async def until(is_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60.0):
-        while not is_true():  # noqa: ASYNC110 - a server and an engine, no one event
-            await asyncio.sleep(0.005)
