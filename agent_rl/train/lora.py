@@ -66,18 +66,26 @@ def adapters_off(model: Any) -> Iterator[None]:
 @torch.no_grad()
 def merged_state_dict(model: Any) -> dict[str, Tensor]:
     """Weights of the plain model that says the same: W + (alpha / rank) B A in each layer."""
-    layers = _layers(model)
+    # Experts are one parameter of many matrices; a layer with two such is wrapped twice.
+    adapted = {
+        f"{_plain(name)}.{getattr(layer, 'parameter_name', 'weight')}": layer
+        for name, layer in _layers(model).items()
+    }
     merged = {}
     for name, value in model.state_dict().items():
-        owner, _, leaf = name.rpartition(".base_layer.")
-        if owner in layers and leaf == "weight":
-            delta = layers[owner].get_delta_weight(_NAME)
-            merged[f"{owner}.weight"] = (value.to(delta.dtype) + delta).to(value.dtype)
-        elif owner in layers:
-            merged[f"{owner}.{leaf}"] = value
-        elif "lora_" not in name:
-            merged[name] = value
+        if "lora_" in name:
+            continue
+        plain = _plain(name)
+        merged[plain] = value
+        if plain in adapted:
+            delta = adapted[plain].get_delta_weight(_NAME)
+            merged[plain] = (value.to(delta.dtype) + delta).to(value.dtype)
     return merged
+
+
+def _plain(name: str) -> str:
+    """The name of a layer or weight in the model without adapters."""
+    return name.replace(".base_layer", "")
 
 
 def write_adapters(model: Any, folder: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_batches import groups, tiny_model
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, MixtralConfig
 
 from agent_rl import PPOTrainer, load_config, stats_tracker
 from agent_rl.config import ActorConfig, LoraConfig, RefConfig
@@ -76,6 +76,34 @@ def test_exports_say_what_the_model_says(tmp_path: Path) -> None:
         alone[f"base_model.model.{name}.weight"], model.state_dict()[f"{name}.default.weight"]
     )
     assert (tmp_path / "out" / "adapter" / "adapter_config.json").exists()
+
+
+@pytest.mark.filterwarnings("ignore:The following rank_pattern keys:RuntimeWarning")
+def test_adapters_of_experts_are_added_in(tmp_path: Path) -> None:
+    """The experts of a layer are two parameters of many matrices, the router is a third."""
+    torch.manual_seed(1)
+    config = MixtralConfig(
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+    )
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    before = logits(model)
+    lora.add_adapters(model, SETTINGS)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1)
+    save_hf_checkpoint(model, None, tmp_path / "out")
+    merged = load_model(tmp_path / "out", device=torch.device("cpu"), dtype=torch.float32)
+    assert float((logits(model) - before).abs().max()) > 0.1
+    torch.testing.assert_close(logits(merged), logits(model), atol=1e-5, rtol=0.0)
+    with lora.adapters_off(model):
+        assert torch.equal(logits(model), before)
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
