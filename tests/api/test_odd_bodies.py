@@ -59,6 +59,35 @@ GOOD: dict[str, tuple[dict[str, Any], list[str]]] = {
         },
         parameters(AsyncResponses.create),
     ),
+    "messages": (
+        {
+            "system": [{"type": "text", "text": "be brief"}],
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "thinking", "thinking": "hm", "signature": "s"},
+                        {"type": "tool_use", "id": "a", "name": "f", "input": {"x": 1}},
+                    ],
+                },
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "tool_result", "tool_use_id": "a", "content": "r"},
+                        {"type": "image", "source": {"type": "url", "url": "https://x/y"}},
+                    ],
+                },
+            ],
+            "max_tokens": 5,
+            "tools": [{"name": "f", "input_schema": {}}],
+            "tool_choice": {"type": "tool", "name": "f"},
+            "thinking": {"type": "enabled", "budget_tokens": 5},
+            "output_config": {"format": {"type": "json_schema", "schema": {}}},
+            "context_management": {"edits": [{"keep": "all"}]},
+        },
+        ["metadata", "service_tier", "stop_sequences", "stream", "temperature", "thread", "top_k"],
+    ),
     "completions": (
         {"prompt": ["hi", [1, 2]], "logit_bias": {"5": 1}},
         parameters(AsyncTextCompletions.create),
