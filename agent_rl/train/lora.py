@@ -8,6 +8,7 @@ are a peft folder (adapters only) or whole weights with the adapters added in.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,7 +38,10 @@ def add_adapters(model: Any, config: LoraConfig) -> None:
     model.requires_grad_(False)
     try:
         settings = _peft_config(config)
-        peft.inject_adapter_in_model(settings, model, adapter_name=_NAME)
+        with warnings.catch_warnings():
+            # Of experts, for whose second parameter those of the first are no match.
+            warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys")
+            peft.inject_adapter_in_model(settings, model, adapter_name=_NAME)
     except ValueError as error:
         raise ConfigError(f"actor.lora.target_modules: {error}") from error
     ends = (model.get_input_embeddings(), model.get_output_embeddings())

@@ -78,7 +78,6 @@ def test_exports_say_what_the_model_says(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "adapter" / "adapter_config.json").exists()
 
 
-@pytest.mark.filterwarnings("ignore:The following rank_pattern keys:RuntimeWarning")
 def test_adapters_of_experts_are_added_in(tmp_path: Path) -> None:
     """The experts of a layer are two parameters of many matrices, the router is a third."""
     torch.manual_seed(1)
