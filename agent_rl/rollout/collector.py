@@ -7,6 +7,7 @@ All state is under one condition; whoever changes it from outside asks the loop 
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -168,7 +169,10 @@ class Collector:
         except AgentRLError as raised:  # a broken contract, or on_error="raise"
             error = raised
         finally:
+            fault = sys.exception()  # whoever is woken by the end of this group must see it
             with self.changed:
+                if not isinstance(fault, asyncio.CancelledError):
+                    self._fault = self._fault or fault
                 lane.end(done)
                 lane.error = lane.error or error
                 self.changed.notify_all()
