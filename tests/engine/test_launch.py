@@ -17,7 +17,7 @@ import pytest
 
 from agent_rl.engine.command import ServerCommand
 from agent_rl.engine.launch import LaunchedServers, gpu_envs
-from agent_rl.errors import EngineError
+from agent_rl.errors import ConfigError, EngineError
 
 SERVER = """
 import argparse, http.server, os, sys, time
@@ -215,3 +215,13 @@ def test_command_lines() -> None:
         {"CUDA_VISIBLE_DEVICES": "6,7"},
     ]
     assert gpu_envs(1, 0, 0) == [{}]
+
+
+@pytest.mark.parametrize("args", [("--config", "mine.yaml"), ("--config=mine.yaml",)])
+def test_a_second_file_of_options_is_refused(args: tuple[str, ...], tmp_path: Path) -> None:
+    """SGLang reads one: with two it ends, or ignores the key."""
+    command = ServerCommand(program=("true",), model_flag="--model-path", args=args)
+    with LaunchedServers(command, "m", [{}], log_dir=tmp_path):
+        pass
+    with pytest.raises(ConfigError, match=r"engine\.launch\.args has --config"):
+        LaunchedServers(command, "m", [{}], log_dir=tmp_path, api_key="k")
