@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 
 from agent_rl.engine.launch import LaunchedServers
 from agent_rl.engine.router import Router
 from agent_rl.engine.server import Server
 from agent_rl.engine.server_process import ServerProcess
-from agent_rl.errors import EngineError
+from agent_rl.errors import AgentRLError
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class Restarter:
         self._router = router
         self._first_pause_s = first_pause_s
         self._num_tries = dict.fromkeys(router.servers, 0)
-        self._started_s = dict.fromkeys(router.servers, time.monotonic())
+        self._ready_s = dict.fromkeys(router.servers, time.monotonic())
 
     async def look_after(self, server: Server) -> None:
         """At once where the process runs; else when it runs again and answers, or is gone."""
@@ -52,7 +53,7 @@ class Restarter:
             await self._start_again(server, process, why)
 
     async def _start_again(self, server: Server, process: ServerProcess, why: str) -> None:
-        if time.monotonic() - self._started_s[server] > _WELL_AFTER_S:
+        if time.monotonic() - self._ready_s[server] > _WELL_AFTER_S:
             self._num_tries[server] = 0
         num_tries, max_tries = self._num_tries[server], self._launched.max_restarts
         if num_tries >= max_tries:
@@ -74,9 +75,14 @@ class Restarter:
         )
         await asyncio.sleep(pause_s)
         self._num_tries[server] += 1
-        self._started_s[server] = time.monotonic()
-        self._launched.start_again(server.address)
+        self._ready_s[server] = math.inf
+        try:
+            self._launched.start_again(server.address)
+        except OSError as error:
+            logger.warning("%s cannot be started: %s", server.address, error)
+            return
         await self._until_ready(server, process)
+        self._ready_s[server] = time.monotonic()
 
     async def _until_ready(self, server: Server, process: ServerProcess) -> None:
         """Or until it has ended, by itself or because it takes too long."""
@@ -93,6 +99,6 @@ class Restarter:
 async def _answers(server: Server) -> bool:
     try:
         await server.connection.get("/health", timeout_s=_HEALTH_TIMEOUT_S)
-    except EngineError:
+    except AgentRLError:
         return False
     return True

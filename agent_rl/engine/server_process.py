@@ -78,9 +78,9 @@ class ServerProcess:
         self._kill_remains()
         if self._key_file is not None:
             _write_private(self._key_file, f"api-key: {json.dumps(self._api_key)}\n")
-        self._log_start = self.log.stat().st_size
         warden_line = [sys.executable, "-I", str(_WARDEN), str(os.getpid()), str(self._grace_s)]
-        with self.log.open("ab") as output:
+        with open(self.log, "ab", opener=_open_private) as output:
+            self._log_start = output.tell()
             self._warden = subprocess.Popen(
                 [*warden_line, *self._line],
                 stdin=subprocess.DEVNULL,
@@ -108,10 +108,13 @@ class ServerProcess:
 
     def last_words(self) -> str:
         """The last lines that it wrote since its start, without its key."""
-        with self.log.open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(self._log_start, end - _SHOWN_LOG_BYTES))
-            text = file.read().decode(errors="replace")
+        try:
+            with self.log.open("rb") as file:
+                end = file.seek(0, os.SEEK_END)
+                file.seek(max(self._log_start, end - _SHOWN_LOG_BYTES))
+                text = file.read().decode(errors="replace")
+        except OSError as error:
+            return f"its log cannot be read: {error}"
         if self._api_key is not None:
             text = text.replace(self._api_key, "***")
         lines = "\n".join(text.splitlines()[-_SHOWN_LOG_LINES:])
@@ -147,5 +150,9 @@ class ServerProcess:
 def _write_private(path: Path, text: str) -> None:
     """A new file, which nobody but this user can read."""
     path.unlink(missing_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    with open(path, "x", opener=_open_private) as file:
         file.write(text)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

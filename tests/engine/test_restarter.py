@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 import time
@@ -156,6 +157,32 @@ async def test_one_that_does_not_become_ready_has_had_its_try(
     assert server.is_gone
     late = [message for message in said(caplog) if "was not ready after 0.1 s" in message]
     assert len(late) == 2
+    await server.connection.close()
+
+
+async def test_a_folder_that_is_gone_is_a_reason_too(
+    launched: LaunchedServers, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, router, restarter = fleet_of(launched)
+    await asyncio.to_thread(end, launched)
+    shutil.rmtree(tmp_path / "logs")
+    await restarter.look_after(server)
+    assert sum("cannot be started: " in message for message in said(caplog)) == 2
+    with pytest.raises(EngineError, match=r"code 3, after 2 restarts.*its log cannot be read"):
+        await router.pick([1], lambda: False)
+    await server.connection.close()
+
+
+async def test_one_that_was_well_for_long_has_all_its_tries_again(
+    launched: LaunchedServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted from when it was ready: one that takes long to fail never was."""
+    monkeypatch.setattr("agent_rl.engine.restarter._WELL_AFTER_S", -1.0)
+    server, _, restarter = fleet_of(launched)
+    for _ in range(4):
+        await asyncio.to_thread(end, launched)
+        await restarter.look_after(server)
+        assert not server.is_gone
     await server.connection.close()
 
 
