@@ -88,14 +88,15 @@ def test_a_failed_episode_shifts_no_other_group() -> None:
 
     class Graded(RolloutWorkflow):
         async def arun_episode(self, engine: InferenceEngine, data: JsonObject) -> TensorDict:
-            reward = data["rewards"].pop(0)
+            reward = rewards[data["prompt"]].pop(0)
             if reward is None:
                 raise ConnectionError("refused")
             rows = trajectory([[1, 2]], [[0, 1]], [reward])
             del rows["rollout_group"]
             return rows
 
-    data = [{"rewards": rewards} for rewards in ([1.0, 0, 0], [1.0, None, 0], [0, 1.0, 1.0])]
+    rewards = [[1.0, 0, 0], [1.0, None, 0], [0, 1.0, 1.0]]
+    data: list[JsonObject] = [{"prompt": prompt} for prompt in range(3)]
     with RolloutEngine(ScriptedEngine([])) as rollout:
         found = rollout.rollout_batch(data, Graded(), group_size=3)
     groups = [group for group in found if group is not None]
