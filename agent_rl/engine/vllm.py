@@ -41,6 +41,9 @@ VLLM_ARGS = ("--enable-scale-out", "--logprobs-mode", "processed_logprobs", *GRA
 # Teaches its workers to take weights from a process group.
 RECEIVER_ARGS = ("--worker-extension-cls", "agent_rl.engine.vllm_receiver.WeightReceiver")
 
+# vLLM samples at this temperature where a lower one is asked for (its _MAX_TEMP).
+_LEAST_TEMPERATURE = 0.01
+
 _GENERATE = "/inference/v1/generate"
 _ALWAYS = frozenset({"stop", "seed", "top_logprobs", "grammar"})
 _WITH_RAW = frozenset(
@@ -212,6 +215,12 @@ class VLLM:
     def _check(self, server: ServerConnection, gconfig: GenerationConfig) -> None:
         if gconfig.is_greedy or gconfig.temperature == 1.0:
             return
+        if gconfig.temperature < _LEAST_TEMPERATURE:
+            raise RequestError(
+                f"temperature is {gconfig.temperature:g}, but vLLM samples at {_LEAST_TEMPERATURE} "
+                f"instead; ask for 0 (greedy) or for {_LEAST_TEMPERATURE} and more",
+                param="temperature",
+            )
         if self._gives_raw.get(server.address):
             raise RequestError(
                 f"temperature is {gconfig.temperature:g}, but {server.address} states log-probs at "

@@ -150,6 +150,8 @@ async def test_what_vllm_cannot_state_or_do_is_refused(served_folder: Path) -> N
     with pytest.raises(EngineError, match="by method 'tensor'; use 'distributed', 'disk' or"):
         update = WeightUpdate(version=1, method="tensor", tensors=lambda: [("a", torch.ones(1))])
         await engine.update_weights(update)
+    with pytest.raises(RequestError, match=r"temperature is 0\.005, but vLLM samples at 0\.01"):
+        await engine.agenerate(ask(1, temperature=0.005))
     api._gives_raw[server.address] = True
     with pytest.raises(RequestError, match=r"temperature is 0\.5, but http.*processed_logprobs"):
         await engine.agenerate(ask(1, temperature=0.5))
