@@ -54,6 +54,8 @@ class LiveServer:
             connection.transport.abort()
         if self._serving is not None:
             await asyncio.wait({self._serving})
+        for connection in list(self._server.server_state.connections):  # taken at the last moment
+            connection.transport.abort()
 
     async def close(self) -> None:
         await self.kill()
