@@ -262,15 +262,16 @@ async def test_servers_that_are_killed_come_back_with_the_present_weights(
     await engine.update_weights(update(models, 1))
     for victims in (launched.addresses[:1], launched.addresses):
         running = [asyncio.ensure_future(engine.agenerate(ask(n, 200))) for n in range(8)]
+        dead = {launched.process(address).pid for address in victims}
         for address in victims:
             os.kill(server_pid(launched, address), signal.SIGKILL)
         for response in await asyncio.gather(*running):
             assert len(response.output_tokens) == 200 or response.stop_reason == "stop"
             assert set(response.output_versions) == {1}
             assert_exact(models, response)
-        await until(lambda: len(engine.up) == 2)
-    os.kill(server_pid(launched, launched.addresses[0]), signal.SIGKILL)
-    os.kill(server_pid(launched, launched.addresses[1]), signal.SIGKILL)
+        await until(lambda dead=dead: dead.isdisjoint(launched.pids) and len(engine.up) == 2)
+    for address in launched.addresses:
+        os.kill(server_pid(launched, address), signal.SIGKILL)
     await until(lambda: not engine.up)
     await engine.update_weights(update(models, 2))  # waits for one of them
     response = await engine.agenerate(ask(1, 10))
