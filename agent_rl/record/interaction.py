@@ -231,7 +231,7 @@ class InteractionWithTokenLogpReward:
         return self.path.row(first)
 
     def to_tensor_dict(self) -> dict[str, Tensor]:
-        """One row: ``[1, seq_len]`` tensors and ``rewards`` ``[1]``.
+        """One row: ``[1, seq_len]`` tensors; ``rewards`` and ``is_truncated`` are ``[1]``.
 
         A missing reward reads 0.0 here; whoever trains on rows refuses them beforehand.
         """
@@ -247,6 +247,7 @@ class InteractionWithTokenLogpReward:
             "versions": torch.frombuffer(row.versions, dtype=torch.int32)[None],
             "temperatures": torch.frombuffer(row.temperatures, dtype=torch.float32)[None],
             "rewards": torch.tensor([self.reward or 0.0], dtype=torch.float32),
+            "is_truncated": torch.tensor([self.stop_reason in ("length", "abort")]),
         }
         if self.original_reward is not None:
             original = torch.tensor([self.original_reward], dtype=torch.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from fix_format import PROMPT, T2, Talk, answer_of, assistant, fix_format, tool,
 
 from agent_rl.record.export import export_interactions
 from agent_rl.record.interaction import InteractionWithTokenLogpReward
-from agent_rl.types import ModelResponse
+from agent_rl.types import ModelResponse, StopReason
 
 
 def response(prompt: list[int], output: list[int], **fields: object) -> ModelResponse:
@@ -52,6 +53,7 @@ def test_tensors_have_the_documented_dtypes_and_shapes() -> None:
         "versions": (torch.int32, (1, 5)),
         "temperatures": (torch.float32, (1, 5)),
         "rewards": (torch.float32, (1,)),
+        "is_truncated": (torch.bool, (1,)),
     }
     assert tensors["versions"].tolist() == [[-1, -1, 0, 1, 2]]
     assert tensors["rewards"].tolist() == [1.0]
@@ -86,6 +88,17 @@ def test_model_response_is_put_together_again() -> None:
     one = plan.interaction(interaction_id="c2", model_response=sent, output_message_list=[])
     assert one.model_response == sent
     assert one.stop_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_truncated"),
+    [("stop", False), ("tool_calls", False), ("length", True), ("abort", True)],
+)
+def test_a_row_says_whether_a_limit_ended_it(reason: StopReason, is_truncated: bool) -> None:
+    """The last token does not: a stop string ends an answer in front of any end token."""
+    sampled = replace(response([1], [5, 6]), stop_reason=reason)
+    one = InteractionWithTokenLogpReward(interaction_id="c", model_response=sampled)
+    assert one.to_tensor_dict()["is_truncated"].tolist() == [is_truncated]
 
 
 def test_forced_tokens_are_context_in_the_row() -> None:

@@ -113,7 +113,9 @@ async def test_unknown_id_is_named(episode) -> None:
         await episode(Returns({"chatcmpl-none": 1.0}))
     with pytest.raises(RewardError, match="must be one finite number"):
         await episode(Returns(lambda client, first, second: {first: "good"}))
-    with pytest.raises(RewardError, match="'format'; .* of the parts of one reward return the sum"):
+    with pytest.raises(
+        RewardError, match=r"'format'; .* of the parts of one reward return the sum"
+    ):
         await episode(Returns({"format": 1.0, "correct": 0.0}))
 
 
