@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(0))
+
+
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerBase:
     """SmolLM2's, of the small model."""
