@@ -67,8 +67,8 @@ class Counts:
     dropped_stale: int = 0
 
     @property
-    def ended(self) -> int:
-        return self.accepted + self.rejected + self.failed
+    def fruitless(self) -> int:
+        return self.rejected + self.failed
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

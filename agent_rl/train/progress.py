@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from rich.progress import (
     BarColumn,
@@ -24,20 +23,32 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from agent_rl.rollout.lane import Counts
 from agent_rl.stats.console import plain_console
 
 _MINUTE_S, _HOUR_S = 60.0, 3600.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Count:
-    """``done()`` of ``total`` groups; asked for from other threads."""
+class GroupCount:
+    """``5/8 groups``, and ``, 3 without a result`` where some failed or were rejected meanwhile.
 
-    done: Callable[[], int]
-    total: int
+    Args:
+        counts: the collector's, asked for from other threads.
+        num_before: of the accepted groups those that are of earlier batches.
+    """
+
+    def __init__(self, counts: Callable[[], Counts], total: int, *, num_before: int) -> None:
+        self._counts = counts
+        self._total = total
+        self._num_before = num_before
+        self._fruitless_before = counts().fruitless
 
     def __str__(self) -> str:
-        return f"{min(self.done(), self.total)}/{self.total} groups"
+        counts = self._counts()
+        done = min(counts.accepted - self._num_before, self._total)
+        fruitless = counts.fruitless - self._fruitless_before
+        text = f"{done}/{self._total} groups"
+        return f"{text}, {fruitless} without a result" if fruitless else text
 
 
 class RunProgress:
@@ -54,7 +65,7 @@ class RunProgress:
         self._line_every_s = line_every_s
         self._num_steps = self._num_done = self._num_before = 0
         self._start_s, self._is_running = time.monotonic(), False
-        self._doing: tuple[str, Count | None] = ("starting", None)
+        self._doing: tuple[str, GroupCount | None] = ("starting", None)
         self._has_bar = is_timed and not is_quiet and self._console.is_terminal
         self._bar = Progress(
             SpinnerColumn(),
@@ -90,7 +101,7 @@ class RunProgress:
             self._is_running = False
 
     @contextmanager
-    def phase(self, name: str, count: Count | None = None) -> Iterator[None]:
+    def phase(self, name: str, count: GroupCount | None = None) -> Iterator[None]:
         """Name what goes on inside, and how far it is."""
         before, self._doing = self._doing, (name, count)
         try:

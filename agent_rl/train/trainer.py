@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -32,7 +33,7 @@ from agent_rl.train.batch import Batch
 from agent_rl.train.dataset import Dataset
 from agent_rl.train.frequency import Frequency
 from agent_rl.train.interrupt import Interrupts
-from agent_rl.train.progress import Count, RunProgress
+from agent_rl.train.progress import GroupCount, RunProgress
 from agent_rl.train.random_states import seed_everything
 from agent_rl.train.recover import Recovery, Stateful
 from agent_rl.train.replica import Replica
@@ -274,8 +275,8 @@ class PPOTrainer:
         if self.source is not None:
             with self._phase("rollout"):
                 return self.source.drain(size)
-        counts, taken = self.rollout.counts, self._num_taken
-        with self._phase("rollout", Count(done=lambda: counts().accepted - taken, total=size)):
+        count = GroupCount(self.rollout.counts, size, num_before=self._num_taken)
+        with self._phase("rollout", count):
             groups = self.rollout.prepare_batch(self._loader, **workflows.train)
         self._num_taken += len(groups)
         return groups
@@ -364,15 +365,13 @@ class PPOTrainer:
     def _run_evaluation(self, workflow: dict[str, Any]) -> None:
         if not self.valid_rows:
             raise ConfigError("there is no valid_dataset: give PPOTrainer one or set the key")
-        counts, size = self.rollout.counts, len(self.valid_rows)
-        before = counts(is_eval=True).ended
-        with self._phase(
-            "eval", Count(done=lambda: counts(is_eval=True).ended - before, total=size)
-        ):
+        counts = partial(self.rollout.counts, is_eval=True)
+        count = GroupCount(counts, len(self.valid_rows), num_before=counts().accepted)
+        with self._phase("eval", count):
             self.rollout.rollout_batch(self.valid_rows, **workflow, is_eval=True)
 
     @contextmanager
-    def _phase(self, name: str, count: Count | None = None) -> Iterator[None]:
+    def _phase(self, name: str, count: GroupCount | None = None) -> Iterator[None]:
         """Timed as ``timeperf/{name}``, and shown to the user."""
         with self._progress.phase(name, count), stats_tracker.record_timing(name):
             yield
