@@ -63,7 +63,7 @@ async def test_logprobs_are_probabilities(client: ArealOpenAI) -> None:
 
 
 async def test_limits_and_stop(client: ArealOpenAI) -> None:
-    cut = await client.chat.completions.create(model="m", messages=ASK, max_tokens=3, n=2)
+    cut = await client.chat.completions.create(model="m", messages=ASK, max_tokens=3, n=2, seed=1)
     assert [choice.finish_reason for choice in cut.choices] == ["length", "length"]
     assert cut.usage.completion_tokens == 6
     greedy: Any = {"model": "m", "messages": ASK, "max_tokens": 24, "temperature": 0}
