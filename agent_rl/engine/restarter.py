@@ -16,13 +16,11 @@ from agent_rl.engine.launch import LaunchedServers
 from agent_rl.engine.router import Router
 from agent_rl.engine.server import Server
 from agent_rl.engine.server_process import ServerProcess
-from agent_rl.errors import AgentRLError
 
 logger = logging.getLogger(__name__)
 
 _MAX_PAUSE_S = 60.0
 _POLL_S = 0.2
-_HEALTH_TIMEOUT_S = 10.0
 _WELL_AFTER_S = 600.0
 
 
@@ -81,24 +79,16 @@ class Restarter:
         except OSError as error:
             logger.warning("%s cannot be started: %s", server.address, error)
             return
-        await self._until_ready(server, process)
+        await self._until_ready(process)
         self._ready_s[server] = time.monotonic()
 
-    async def _until_ready(self, server: Server, process: ServerProcess) -> None:
+    async def _until_ready(self, process: ServerProcess) -> None:
         """Or until it has ended, by itself or because it takes too long."""
         limit_s = self._launched.ready_timeout_s
         start_s = time.monotonic()
-        while process.exit_code is None and not (await _answers(server) and process.has_begun()):
+        while process.exit_code is None and not await asyncio.to_thread(process.is_ready):
             if limit_s is not None and time.monotonic() - start_s > limit_s:
                 logger.warning("%s was not ready after %g s", process.address, limit_s)
                 process.ask_to_end()
                 await asyncio.to_thread(process.wait_ended)
             await asyncio.sleep(_POLL_S)
-
-
-async def _answers(server: Server) -> bool:
-    try:
-        await server.connection.get("/health", timeout_s=_HEALTH_TIMEOUT_S)
-    except AgentRLError:
-        return False
-    return True

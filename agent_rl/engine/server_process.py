@@ -97,11 +97,7 @@ class ServerProcess:
             answer = httpx.get(f"{self.address}/health", timeout=_HEALTH_TIMEOUT_S, trust_env=False)
         except httpx.TransportError:
             return False
-        return answer.status_code == 200 and self.has_begun()
-
-    def has_begun(self) -> bool:
-        """To be asked when an answer came from its address."""
-        if self.exit_code is not None:
+        if answer.status_code != 200 or self.exit_code is not None:
             return False
         self._remove_key()  # it was read
         return True
