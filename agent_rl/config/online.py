@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import Literal, TypeAlias
 
 from pydantic import Field, model_validator
@@ -9,6 +11,8 @@ from pydantic import Field, model_validator
 from agent_rl.config.section import LimitS, Section, TimeoutS
 
 Method: TypeAlias = Literal["binary", "opd", "combine"]
+
+_S_PER_DAY = 86_400.0
 
 
 class JudgeConfig(Section):
@@ -56,6 +60,10 @@ class PrivacyConfig(Section):
     )
     keep_days: float | None = Field(None, gt=0.0, description="older turns are deleted; null: none")
     keep_rows: int | None = Field(None, ge=1, description="so many turns are kept; null: all")
+
+    def oldest_s(self) -> float:
+        """The time of the oldest turn that may still be kept now; -inf: any."""
+        return -math.inf if self.keep_days is None else time.time() - self.keep_days * _S_PER_DAY
 
 
 class OnlineConfig(Section):

@@ -12,7 +12,6 @@ has anything to redact is not written.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_S_PER_DAY = 86_400.0
 _FEW_LINES = 64  # of no use any more: not worth writing the file anew
 
 
@@ -208,12 +206,10 @@ class SampleJournal:
 
     def _let_go_of_old(self) -> None:
         """What is older than ``privacy`` allows, or more."""
-        days, rows = self._privacy.keep_days, self._privacy.keep_rows
+        rows, oldest_s = self._privacy.keep_rows, self._privacy.oldest_s()
         if rows is not None:
             self._let_go(set(list(self._lines)[:-rows]).__contains__)
-        if days is not None:
-            oldest_s = time.time() - days * _S_PER_DAY
-            self._let_go(lambda index: self._lines[index].time_s < oldest_s)
+        self._let_go(lambda index: self._lines[index].time_s < oldest_s)
 
     def _tidy(self) -> None:
         """Nothing that is of no use stays."""

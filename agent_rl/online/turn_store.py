@@ -23,7 +23,6 @@ from agent_rl.online.verdict import Verdict
 from agent_rl.record.jsonl import append_lines, json_line, read_lines
 from agent_rl.types import JsonObject
 
-_S_PER_DAY = 86_400.0
 _TIDY_EVERY = 256  # rows
 _MAX_STORED_CHARS = 20_000  # of what a judge wrote
 
@@ -91,8 +90,8 @@ class TurnStore:
         if not self.path.exists() or (config.keep_days is None and config.keep_rows is None):
             return
         rows = [row for _, row in read_lines(self.path)]
-        oldest_s = time.time() - (config.keep_days or 0.0) * _S_PER_DAY
-        kept = [row for row in rows if config.keep_days is None or _time_s(row) >= oldest_s]
+        oldest_s = config.oldest_s()
+        kept = [row for row in rows if _time_s(row) >= oldest_s]
         if config.keep_rows is not None:
             kept = kept[-config.keep_rows :]
         if len(kept) < len(rows):

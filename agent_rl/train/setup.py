@@ -261,7 +261,7 @@ def online_service(
         config.online,
         config.gateway,
         run_dir=folder,
-        model=None if config.recover.mode == "off" else config.actor.path or config.tokenizer_path,
+        model=None if config.recover.mode == "off" else model_name(config),
         top_k=config.actor.distillation.topk,
     )
 

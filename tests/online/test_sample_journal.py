@@ -240,7 +240,7 @@ async def test_old_samples_and_too_many_leave_the_disk(
     assert await waiting(learn, privacy=PrivacyConfig(keep_rows=3)) == 3
     assert await waiting(learn, privacy=PrivacyConfig(keep_days=1.0)) == 3
     now = time.time()
-    monkeypatch.setattr(sample_journal.time, "time", lambda: now + 2 * DAY_S)
+    monkeypatch.setattr(time, "time", lambda: now + 2 * DAY_S)
     assert await waiting(learn, privacy=PrivacyConfig(keep_days=1.0)) == 0
     monkeypatch.undo()
     assert await waiting(learn) == 0
